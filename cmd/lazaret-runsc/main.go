@@ -1,12 +1,20 @@
-// Command lazaret-runsc is gVisor's runsc at Lazaret's pin, with the workspace gofer registered (design.md, section 1).
+// Command lazaret-runsc is gVisor's runsc at Lazaret's pin. One program serves create, sandbox and gofer, since runsc
+// executes itself again for each (design.md, section 1).
 package main
 
 import (
+	"fmt"
+	"os"
+
 	"gvisor.dev/gvisor/runsc/cli/maincli"
-	"gvisor.dev/gvisor/runsc/version"
+
+	"lazaret.dev/lazaret/nsenter"
 )
 
 func main() {
-	_ = version.Version
+	if err := nsenter.AnswerStamp(); err != nil {
+		fmt.Fprintln(os.Stderr, "lazaret-runsc: error:", err)
+		os.Exit(1)
+	}
 	maincli.Main()
 }

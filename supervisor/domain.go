@@ -1,0 +1,317 @@
+package supervisor
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"lazaret.dev/lazaret/nsenter"
+	"lazaret.dev/lazaret/overlay"
+)
+
+const (
+	agentName = "agent"
+	agentHome = "/home/agent"
+	initPath  = "/run/lazaret/init" // inside
+)
+
+// domain is the state of the domain process: pid 1, uid 0 and alone in the Domain's namespaces.
+type domain struct {
+	plan    Plan
+	control *nsenter.Conn
+	reaper  *nsenter.Reaper
+	dir     string // staging directory: a tmpfs that only these namespaces have
+	runtime nsenter.Runtime
+	sandbox nsenter.Sandbox
+
+	mu       sync.Mutex
+	sessions map[string]*nsenter.Running // by Session ID
+}
+
+// DomainMain is the role "domain". It ends when the coordinator does, and with it all processes, mounts and namespaces
+// of the Domain.
+func DomainMain(self nsenter.Self) int {
+	d := &domain{control: self.Control, sessions: map[string]*nsenter.Running{}}
+	if _, err := self.Control.Recv(&d.plan); err != nil {
+		_ = self.Control.Send(domainEvent{Failed: asFailure(fmt.Errorf("read the plan: %w", err))})
+		return 1
+	}
+	d.reaper = nsenter.NewReaper()
+	if err := d.start(); err != nil {
+		_ = self.Control.Send(domainEvent{Failed: asFailure(err)})
+		return 1
+	}
+	if err := self.Control.Send(domainEvent{Ready: true}); err != nil {
+		return 1
+	}
+	d.serve()
+	return 0
+}
+
+// steps are taken in this order; each relies on those before it.
+func (d *domain) steps() []step {
+	return []step{
+		{"private mounts", d.privateMounts},
+		{"staging directory", d.stage},
+		{"proc", d.mountProc},
+		{"base", d.composeBase},
+		{"workspace", d.mountWorkspace},
+		{"network", d.network},
+		{"bundle", d.writeBundle},
+		{"create", func() error { return d.runtime.Create(d.path("bundle")) }},
+		{"start", d.startSandbox},
+	}
+}
+
+type step struct {
+	name string
+	do   func() error
+}
+
+func (d *domain) start() error {
+	for _, s := range d.steps() {
+		err := s.do()
+		if err == nil && d.plan.FailAt == s.name {
+			err = errors.New("failed on request")
+		}
+		if err != nil {
+			return hint(fmt.Errorf("start sandbox: %s: %w", s.name, err), "lazaret doctor checks what a start needs")
+		}
+	}
+	return nil
+}
+
+func (d *domain) path(name ...string) string {
+	return filepath.Join(append([]string{d.dir}, name...)...)
+}
+
+// privateMounts cuts the propagation to and from the host.
+func (d *domain) privateMounts() error {
+	return unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, "")
+}
+
+// stage mounts a tmpfs over an empty directory of the runtime directory. What is in it is never on the host's disk and
+// goes with the namespace, however that ends.
+func (d *domain) stage() error {
+	d.dir = filepath.Join(d.plan.Dirs.Runtime, d.plan.DomainID, "stage")
+	if err := unix.Mount("lazaret", d.dir, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, "mode=0700,size=64m"); err != nil {
+		return fmt.Errorf("mount tmpfs on %s: %w", d.dir, err)
+	}
+	for _, name := range []string{"base", "bundle", "runsc", "logs", "sessions", "workspace"} {
+		if err := os.Mkdir(d.path(name), 0o700); err != nil {
+			return err
+		}
+	}
+	if err := os.Chmod(d.path("base"), 0o755); err != nil {
+		return err
+	}
+	// runsc logs what the sandbox does wrong; on a file system of its own that cannot use up the rest.
+	return unix.Mount("lazaret", d.path("logs"), "tmpfs", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, "mode=0700,size=8m")
+}
+
+// mountProc shows this pid namespace; the host's processes are in nobody's view from here on.
+func (d *domain) mountProc() error {
+	return unix.Mount("proc", "/proc", "proc", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, "")
+}
+
+func (d *domain) composeBase() error {
+	b := overlay.HostBase{
+		Dir: d.path("base"),
+		Agent: overlay.Identity{UID: d.plan.IDs.Agent, GID: d.plan.IDs.Agent, Name: agentName, Home: agentHome,
+			Shell: d.plan.Shell},
+		Hostname: d.plan.Profile.Name,
+		Files:    []string{initPath},
+	}
+	if !inTmpfs(d.plan.Workspace.Path) {
+		b.Dirs = append(b.Dirs, d.plan.Workspace.Path)
+	}
+	if err := b.Compose(); err != nil {
+		return err
+	}
+	return overlay.BindReadOnly(d.plan.Init, filepath.Join(b.Dir, initPath))
+}
+
+// sandboxTmpfs are the memory file systems of the sandbox itself.
+var sandboxTmpfs = []string{"/tmp", "/dev/shm"}
+
+func inTmpfs(path string) bool {
+	for _, t := range sandboxTmpfs {
+		if within(path, t) {
+			return true
+		}
+	}
+	return false
+}
+
+// mountWorkspace pins the workspace by descriptor, so that a name swapped later changes nothing.
+func (d *domain) mountWorkspace() error {
+	ws, err := d.plan.Workspace.Open()
+	if err != nil {
+		return err
+	}
+	defer ws.Close()
+	source := fmt.Sprintf("/proc/self/fd/%d", ws.Fd())
+	if err := unix.Mount(source, d.path("workspace"), "", unix.MS_BIND|unix.MS_REC, ""); err != nil {
+		return fmt.Errorf("bind workspace %s: %w", d.plan.Workspace.Path, err)
+	}
+	return nil
+}
+
+// network brings up the loopback interface of the agent's namespace, which has no other.
+func (d *domain) network() error {
+	lo, err := netlink.LinkByName("lo")
+	if err != nil {
+		return fmt.Errorf("find the loopback interface: %w", err)
+	}
+	return netlink.LinkSetUp(lo)
+}
+
+func (d *domain) writeBundle() error {
+	p := d.plan.Profile
+	tmp := fmt.Sprintf("size=%d", p.TmpSize)
+	s := nsenter.Sandbox{
+		Root:     d.path("base"),
+		Hostname: p.Name,
+		Init:     []string{initPath},
+		NoFile:   p.OpenFiles,
+		NProc:    p.Processes,
+		Mounts: []nsenter.Mount{
+			{Target: "/proc", Type: "proc", Source: "proc"},
+			{Target: "/sys", Type: "sysfs", Source: "sysfs", Options: []string{"ro", "nosuid", "nodev", "noexec"}},
+			{Target: "/dev/shm", Type: "tmpfs", Source: "tmpfs", Options: []string{"mode=1777", tmp, "nosuid", "nodev"}},
+			{Target: "/tmp", Type: "tmpfs", Source: "tmpfs", Options: []string{"mode=1777", tmp, "nosuid", "nodev"}},
+			{Target: d.plan.Workspace.Path, Type: "bind", Source: d.path("workspace"), Options: []string{"rbind", "rw", "nosuid", "nodev"}},
+		},
+	}
+	for _, g := range d.plan.Guarded {
+		rel, _ := filepath.Rel(d.plan.Workspace.Path, g)
+		s.Mounts = append(s.Mounts, nsenter.Mount{Target: g, Type: "bind", Source: d.path("workspace", rel), Options: []string{"rbind", "ro", "nosuid", "nodev"}})
+	}
+	d.runtime = nsenter.Runtime{
+		Path: d.plan.Runsc, State: d.path("runsc"), Logs: d.path("logs"), Reaper: d.reaper,
+		Flags: []string{
+			"--ignore-cgroups", "--platform=systrap", "--network=sandbox", "--host-uds=none", "--host-fifo=none",
+			fmt.Sprintf("--overlay2=root:dir=%s,size=%d", transientDir(d.plan), p.EphemeralSize),
+		},
+	}
+	return s.WriteBundle(d.path("bundle"))
+}
+
+// transientDir is where runsc keeps the throw-away layer: on the Storage Root's disk, since it may be large.
+func transientDir(p Plan) string { return filepath.Join(domainRoot(p), "transient") }
+
+func domainRoot(p Plan) string { return filepath.Join(p.Dirs.Storage, "domains", p.DomainID) }
+
+func (d *domain) startSandbox() error {
+	if err := d.runtime.StartInit(); err != nil {
+		return err
+	}
+	pid, err := d.runtime.SandboxPID()
+	if err != nil {
+		return err
+	}
+	fd, err := unix.PidfdOpen(pid, 0)
+	if err != nil {
+		return fmt.Errorf("watch the sandbox: %w", err)
+	}
+	go d.watchSandbox(os.NewFile(uintptr(fd), "sandbox"))
+	return nil
+}
+
+// watchSandbox tells the coordinator when the sandbox ends by itself; the coordinator then ends the Domain.
+func (d *domain) watchSandbox(pidfd *os.File) {
+	defer pidfd.Close()
+	p := []unix.PollFd{{Fd: int32(pidfd.Fd()), Events: unix.POLLIN}}
+	for {
+		if _, err := unix.Poll(p, -1); !errors.Is(err, unix.EINTR) {
+			break
+		}
+	}
+	_ = d.control.Send(domainEvent{Gone: d.runtime.Cause("the sandbox process was killed")})
+}
+
+// serve answers the coordinator until it is gone.
+func (d *domain) serve() {
+	for {
+		var req domainRequest
+		files, err := d.control.Recv(&req)
+		if err != nil {
+			return
+		}
+		switch {
+		case req.Exec != nil:
+			go d.exec(*req.Exec, files)
+		case req.Signal != nil:
+			nsenter.CloseAll(files)
+			d.signal(*req.Signal)
+		default:
+			nsenter.CloseAll(files)
+		}
+	}
+}
+
+// exec runs one session's process to its end. It owns files.
+func (d *domain) exec(req execRequest, files []*os.File) {
+	status, err := d.runSession(req, files)
+	_ = d.control.Send(domainEvent{Exit: &execExit{Session: req.Session, Status: status, Failed: asFailure(err)}})
+}
+
+func (d *domain) runSession(req execRequest, files []*os.File) (int, error) {
+	run, err := d.startSession(req, files)
+	nsenter.CloseAll(files) // a copy kept here would hide the end of output
+	if err != nil {
+		return 0, err
+	}
+	d.mu.Lock()
+	d.sessions[req.Session] = run
+	d.mu.Unlock()
+	status, err := run.Wait()
+	d.mu.Lock()
+	delete(d.sessions, req.Session)
+	d.mu.Unlock()
+	os.RemoveAll(d.path("sessions", req.Session))
+	return status, explainExec(req.Argv, err)
+}
+
+func (d *domain) startSession(req execRequest, files []*os.File) (*nsenter.Running, error) {
+	if len(files) != 3 {
+		return nil, fmt.Errorf("start session: %d descriptors in place of 3", len(files))
+	}
+	dir := d.path("sessions", req.Session)
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		return nil, err
+	}
+	return d.runtime.Exec(nsenter.Exec{
+		Process: nsenter.AgentProcess(d.plan.IDs.Agent, req.Argv, req.Env, req.Cwd, req.TTY),
+		Stdio:   [3]*os.File(files), TTY: req.TTY, Dir: dir,
+	})
+}
+
+// explainExec says what a shell would say when a command cannot be started.
+func explainExec(argv []string, err error) error {
+	switch {
+	case err == nil:
+		return nil
+	case strings.Contains(err.Error(), "no such file or directory"), strings.Contains(err.Error(), "not found"):
+		return refusal(fmt.Sprintf("command %q: not found in the sandbox", argv[0]),
+			"the sandbox has the host's /usr, the workspace and its own /home/agent; programs elsewhere on the host are not there")
+	case strings.Contains(err.Error(), "permission denied"):
+		return refusal(fmt.Sprintf("command %q: the agent may not execute it", argv[0]), "chmod +x it, or name its interpreter")
+	}
+	return fmt.Errorf("command %q: %w", argv[0], err)
+}
+
+func (d *domain) signal(s execSignal) {
+	d.mu.Lock()
+	run := d.sessions[s.Session]
+	d.mu.Unlock()
+	if run != nil {
+		go func() { _ = run.Signal(unix.Signal(s.Signal)) }() // it ended meanwhile: nothing to signal
+	}
+}

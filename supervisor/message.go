@@ -1,0 +1,90 @@
+package supervisor
+
+import (
+	"lazaret.dev/lazaret/nsenter"
+)
+
+// protocolVersion is that of the messages between client and coordinator. A client meets a coordinator of another
+// version when Lazaret was updated while a Domain ran.
+const protocolVersion = 1
+
+// Plan is all that a coordinator is started with: validated, plain data.
+type Plan struct {
+	Version     string // of the build
+	DomainID    string
+	Profile     Profile
+	Workspace   Workspace
+	Dirs        Dirs
+	IDs         nsenter.IDMap
+	Runsc, Init string // host paths of our programs
+	Shell       string // the agent's, inside
+	// Guarded are host paths below the workspace that the sandbox must not change: Lazaret's own programs.
+	Guarded []string
+	// FailAt names a step of the start that fails, for tests of the undo.
+	FailAt string
+}
+
+// request is what a client sends first.
+type request struct {
+	Proto int
+	Op    string // "enter"
+	Enter *enterRequest
+}
+
+// enterRequest asks for a Client Session. Without TTY, three descriptors come with it: the sandbox's ends of pipes for
+// standard input, output and error.
+type enterRequest struct {
+	Profile    Profile  // what this client is configured with; its fingerprint must be the Domain's
+	Argv       []string // empty: the profile's command
+	Cwd        string
+	Env        []string // what the profile passes of the caller's, and sets
+	TTY        bool
+	Rows, Cols uint16
+}
+
+// signalRequest asks, during a session without a terminal, to signal its process.
+type signalRequest struct{ Signal int }
+
+// event is what a coordinator sends. The first one of a session is Entered or Failed.
+type event struct {
+	Entered *entered
+	Failed  *Failure // the session, or the start, failed
+	Notice  string   // a line for the developer
+	Exit    *int     // the session's process ended with this status; nothing follows
+	Busy    bool     // another coordinator has the Domain: ask that one
+}
+
+// entered tells that the session runs; for a terminal, the master side of its PTY comes with it.
+type entered struct{ Session string }
+
+// domainRequest is what a coordinator sends to the domain process, after the Plan.
+type domainRequest struct {
+	Exec   *execRequest // three descriptors come with it
+	Signal *execSignal
+}
+
+type execRequest struct {
+	Session   string
+	Argv, Env []string
+	Cwd       string
+	TTY       bool
+}
+
+type execSignal struct {
+	Session string
+	Signal  int
+}
+
+// domainEvent is what the domain process sends.
+type domainEvent struct {
+	Ready  bool
+	Failed *Failure // the start failed
+	Exit   *execExit
+	Gone   string // the sandbox ended, and why
+}
+
+type execExit struct {
+	Session string
+	Status  int
+	Failed  *Failure // the process never ran
+}

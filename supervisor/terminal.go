@@ -1,0 +1,142 @@
+package supervisor
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"sync"
+	"time"
+
+	"github.com/creack/pty"
+	"golang.org/x/sys/unix"
+	"golang.org/x/term"
+
+	"lazaret.dev/lazaret/nsenter"
+)
+
+// drainQuiet is how long a pseudo-terminal stays silent before its output counts as complete. The kernel moves bytes
+// from one side to the other in the background, so there is no better sign while a process still holds it.
+const drainQuiet = 50 * time.Millisecond
+
+// terminal carries a session on the developer's terminal, which it puts into raw mode. The session's own terminal is the
+// pseudo-terminal whose master we hold: bytes go between the two unchanged (FR-8).
+type terminal struct {
+	term   Terminal
+	master *os.File
+	done   chan struct{} // closed when all output has been passed on
+	modes  modeTracker
+
+	mu    sync.Mutex
+	saved *term.State // the caller's modes; nil when they are in force
+	moved time.Time   // of the last output
+}
+
+func (t *terminal) open(req *enterRequest) ([]*os.File, error) {
+	ws, err := pty.GetsizeFull(t.term.In)
+	if err != nil {
+		return nil, fmt.Errorf("ask the size of the terminal: %w", err)
+	}
+	req.Rows, req.Cols = ws.Rows, ws.Cols
+	return nil, nil
+}
+
+func (t *terminal) entered(files []*os.File) {
+	if len(files) != 1 {
+		nsenter.CloseAll(files)
+		return
+	}
+	t.mu.Lock()
+	t.master, t.done = files[0], make(chan struct{})
+	t.saved, _ = term.MakeRaw(int(t.term.In.Fd())) // on failure the session works without
+	t.mu.Unlock()
+	t.resize() // it may have changed since we asked
+	go func() { _, _ = io.Copy(t.master, t.term.In) }()
+	go t.carry()
+}
+
+// carry passes output on, and remembers which modes it leaves on.
+func (t *terminal) carry() {
+	defer close(t.done)
+	buf := make([]byte, 64<<10)
+	for {
+		n, err := t.master.Read(buf)
+		if n > 0 {
+			t.modes.Write(buf[:n])
+			if _, werr := t.term.Out.Write(buf[:n]); werr != nil {
+				return
+			}
+			t.mu.Lock()
+			t.moved = time.Now()
+			t.mu.Unlock()
+		}
+		if err != nil {
+			return // EIO: every process has closed the other side
+		}
+	}
+}
+
+func (t *terminal) resize() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.master == nil {
+		return
+	}
+	if ws, err := pty.GetsizeFull(t.term.In); err == nil {
+		_ = pty.Setsize(t.master, ws)
+	}
+}
+
+// signal handles what reaches us although the terminal is raw: signals sent by name, and the resize.
+func (t *terminal) signal(_ *nsenter.Conn, sig os.Signal) bool {
+	switch sig {
+	case unix.SIGWINCH:
+		t.resize()
+	case unix.SIGTERM, unix.SIGHUP:
+		return true
+	}
+	return false
+}
+
+func (t *terminal) drain() {
+	if t.done == nil {
+		return
+	}
+	start := time.Now()
+	for {
+		select {
+		case <-t.done:
+			return
+		case <-time.After(drainQuiet / 2):
+		}
+		t.mu.Lock()
+		quiet := time.Since(later(t.moved, start))
+		t.mu.Unlock()
+		if quiet >= drainQuiet {
+			return
+		}
+	}
+}
+
+func later(a, b time.Time) time.Time {
+	if a.After(b) {
+		return a
+	}
+	return b
+}
+
+// restore puts back the terminal's modes, those of the kernel and those that the sandbox's output has set.
+func (t *terminal) restore() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.saved == nil {
+		return
+	}
+	_, _ = t.term.Out.WriteString(t.modes.Undo())
+	// Answers of the terminal to queries of the sandbox are still on their way; nobody must read them as typed.
+	if err := term.Restore(int(t.term.In.Fd()), t.saved); err != nil && !errors.Is(err, unix.EIO) {
+		t.term.Warn("restore the terminal: %v; type: stty sane", err)
+	}
+	_ = unix.IoctlSetInt(int(t.term.In.Fd()), unix.TCFLSH, unix.TCIFLUSH)
+	t.saved = nil
+}
