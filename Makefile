@@ -27,3 +27,31 @@ $(PROGRAMS):
 
 enter: all
 	@cd '$(CALLER)' && '$(CURDIR)/bin/lazaret' enter $(PROFILE)
+
+# The suites in tests/ and the packages need the programs, real namespaces and, as ordinary user, subordinate ids; what is
+# missing is an error where LAZARET_TEST_REQUIRE is set.
+TESTTIMEOUT ?= 20m
+test: all
+	$(GO) test -timeout $(TESTTIMEOUT) ./...
+
+check: all
+	@test -z "$$(gofmt -l $$(git ls-files '*.go'))" || { gofmt -l $$(git ls-files '*.go'); echo 'not gofmt-clean'; exit 1; }
+	$(GO) vet ./...
+	$(GO) tool staticcheck ./...
+	CGO_ENABLED=1 $(GO) test -race -short -timeout $(TESTTIMEOUT) ./nsenter/... ./overlay/... ./supervisor/...
+	@if curl -sfm 10 -o /dev/null https://vuln.go.dev/index/db.json; then $(GO) tool govulncheck ./...; else echo 'govulncheck: its database cannot be reached; not checked'; fi
+
+bench: all
+	$(GO) run ./tests/bench
+
+install: all
+	install -D -m 0755 bin/lazaret '$(DESTDIR)$(PREFIX)/bin/lazaret'
+	install -D -m 0755 bin/lazaret-runsc '$(DESTDIR)$(PREFIX)/libexec/lazaret/lazaret-runsc'
+	install -D -m 0755 bin/lazaret-init '$(DESTDIR)$(PREFIX)/libexec/lazaret/lazaret-init'
+
+uninstall:
+	rm -f '$(DESTDIR)$(PREFIX)/bin/lazaret'
+	rm -rf '$(DESTDIR)$(PREFIX)/libexec/lazaret'
+
+clean:
+	rm -rf bin

@@ -110,6 +110,20 @@ func explainClone(role string, err error) error {
 	return fmt.Errorf("start %q: %w", role, err)
 }
 
+// holdRole is a role that only exists: [UserNamespace] takes its namespace.
+const holdRole = "hold"
+
+// UserNamespace makes a user namespace with the given id map and returns it; no process remains in it. Its caller is real
+// root.
+func UserNamespace(ids *IDMap) (*os.File, error) {
+	p, err := Child{Role: holdRole, Namespaces: unix.CLONE_NEWUSER, IDs: ids}.Start()
+	if err != nil {
+		return nil, err
+	}
+	defer p.End()
+	return os.Open(fmt.Sprintf("/proc/%d/ns/user", p.Pid))
+}
+
 var (
 	lastingOnce sync.Once
 	lastingWork chan func()

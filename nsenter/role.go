@@ -26,6 +26,9 @@ func Main(roles map[string]func(Self) int) {
 	}
 	name, _ = strings.CutSuffix(name, "]")
 	run := roles[name]
+	if name == holdRole {
+		run = hold
+	}
 	if run == nil {
 		fmt.Fprintf(os.Stderr, "lazaret: error: there is no role %q\n", name)
 		os.Exit(2)
@@ -36,6 +39,12 @@ func Main(roles map[string]func(Self) int) {
 		os.Exit(1)
 	}
 	os.Exit(run(self))
+}
+
+// hold waits for its parent.
+func hold(self Self) int {
+	_, _ = self.Control.Recv(new(string))
+	return 0
 }
 
 // Self is what a role is started with.

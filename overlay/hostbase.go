@@ -45,7 +45,7 @@ var baseDirs = []struct {
 	mode os.FileMode
 }{
 	{"dev", 0o755}, {"etc", 0o755}, {"home", 0o755}, {"media", 0o755}, {"mnt", 0o755}, {"opt", 0o755}, {"proc", 0o555},
-	{"root", 0o700}, {"run", 0o755}, {"run/lock", 0o777 | os.ModeSticky}, {"srv", 0o755}, {"sys", 0o555},
+	{"root", 0o755}, {"run", 0o755}, {"run/lock", 0o777 | os.ModeSticky}, {"srv", 0o755}, {"sys", 0o555},
 	{"tmp", 0o777 | os.ModeSticky}, {"usr", 0o755}, {"var", 0o755}, {"var/cache", 0o755}, {"var/lib", 0o755},
 	{"var/log", 0o755}, {"var/tmp", 0o777 | os.ModeSticky},
 }
@@ -159,6 +159,38 @@ func setReadOnly(target string) error {
 		return fmt.Errorf("make %q read-only: %w", target, err)
 	}
 	return nil
+}
+
+// IdmappedClone returns a detached copy of the mount at path, with all below it, whose files have the ids that the user
+// namespace maps theirs to (mount_setattr(2), MOUNT_ATTR_IDMAP). It needs CAP_SYS_ADMIN where the file system was mounted.
+func IdmappedClone(path string, userns *os.File) (*os.File, error) {
+	fd, err := unix.OpenTree(unix.AT_FDCWD, path, unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC|unix.AT_RECURSIVE)
+	if err != nil {
+		return nil, fmt.Errorf("clone the mount of %q: %w", path, err)
+	}
+	attr := unix.MountAttr{Attr_set: unix.MOUNT_ATTR_IDMAP, Userns_fd: uint64(userns.Fd())}
+	if err := unix.MountSetattr(fd, "", unix.AT_EMPTY_PATH|unix.AT_RECURSIVE, &attr); err != nil {
+		unix.Close(fd)
+		return nil, fmt.Errorf("map the ids of %q: %w", path, err)
+	}
+	return os.NewFile(uintptr(fd), path), nil
+}
+
+// FirstPrivate returns a file or directory below dir that not everybody may read, "" if there is none.
+func FirstPrivate(dir string) (private string) {
+	_ = filepath.WalkDir(dir, func(path string, e os.DirEntry, err error) error {
+		if err == nil && e.Type()&os.ModeSymlink == 0 {
+			var st os.FileInfo
+			if st, err = e.Info(); err == nil && st.Mode().Perm()&0o004 != 0 {
+				return nil
+			}
+		} else if err == nil {
+			return nil
+		}
+		private = path // in doubt too
+		return filepath.SkipAll
+	})
+	return private
 }
 
 // HasShell returns the first of the shells that the host base will have.

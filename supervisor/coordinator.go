@@ -186,7 +186,14 @@ func (c *coordinator) startDomain(u *undo) error {
 		return err
 	}
 	u.push(p.End)
-	if err := p.Control.Send(c.plan); err != nil {
+	var files []*os.File
+	if c.plan.IDs.Kind == nsenter.MapRoot {
+		if files, err = usrOfRoot(); err != nil {
+			return err
+		}
+		defer nsenter.CloseAll(files)
+	}
+	if err := p.Control.Send(c.plan, files...); err != nil {
 		return fmt.Errorf("start domain process: %w", err)
 	}
 	var ev domainEvent

@@ -26,7 +26,8 @@ type domain struct {
 	plan    Plan
 	control *nsenter.Conn
 	reaper  *nsenter.Reaper
-	dir     string // staging directory: a tmpfs that only these namespaces have
+	usr     *os.File // see overlay.HostBase.Usr; nil for an ordinary user
+	dir     string   // staging directory: a tmpfs that only these namespaces have
 	runtime nsenter.Runtime
 	sandbox nsenter.Sandbox
 
@@ -38,9 +39,13 @@ type domain struct {
 // of the Domain.
 func DomainMain(self nsenter.Self) int {
 	d := &domain{control: self.Control, sessions: map[string]*nsenter.Running{}}
-	if _, err := self.Control.Recv(&d.plan); err != nil {
+	files, err := self.Control.Recv(&d.plan)
+	if err != nil {
 		_ = self.Control.Send(domainEvent{Failed: asFailure(fmt.Errorf("read the plan: %w", err))})
 		return 1
+	}
+	if len(files) > 0 {
+		d.usr = files[0]
 	}
 	d.reaper = nsenter.NewReaper()
 	if err := d.start(); err != nil {
@@ -127,6 +132,7 @@ func (d *domain) composeBase() error {
 			Shell: d.plan.Shell},
 		Hostname: d.plan.Profile.Name,
 		Files:    []string{initPath},
+		Usr:      d.usr,
 	}
 	if !inTmpfs(d.plan.Workspace.Path) {
 		b.Dirs = append(b.Dirs, d.plan.Workspace.Path)
