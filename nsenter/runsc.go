@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -219,6 +220,27 @@ func (r *Runtime) said(command, otherwise string) string {
 		}
 	}
 	return otherwise
+}
+
+// CheckStamp asks the lazaret-runsc at path who it is, and returns ErrForeignRuntime if it is not ours.
+func CheckStamp(path string) error {
+	stamp, theirs, err := streamPair()
+	if err != nil {
+		return err
+	}
+	defer stamp.Close()
+	cmd := exec.Command(path, "--version")
+	cmd.Env, cmd.ExtraFiles = append(runtimeEnv(), stampEnv+"=3"), []*os.File{theirs}
+	err = cmd.Start()
+	theirs.Close()
+	if err != nil {
+		return fmt.Errorf("run %s: %w", path, err)
+	}
+	refused := checkStamp(stamp, path)
+	stamp.Close()
+	_ = cmd.Process.Kill()
+	_ = cmd.Wait()
+	return refused
 }
 
 func checkStamp(stamp *os.File, path string) error {

@@ -228,6 +228,10 @@ func runClient(conn *nsenter.Conn, plan Plan, opt EnterOptions, t Terminal) (int
 				return 0, errBusy
 			case ev.Failed != nil:
 				s.drain()
+				s.restore()
+				if ev.Diagnose {
+					diagnose(t.Warn)
+				}
 				return 0, ev.Failed
 			case ev.Notice != "":
 				t.Warn("%s", ev.Notice)
@@ -235,6 +239,15 @@ func runClient(conn *nsenter.Conn, plan Plan, opt EnterOptions, t Terminal) (int
 				s.drain()
 				return *ev.Exit, nil
 			}
+		}
+	}
+}
+
+// diagnose names the prerequisites that are not met, after a start has failed (DX-5).
+func diagnose(warn func(string, ...any)) {
+	for _, c := range Doctor() {
+		if c.Verdict == Bad {
+			warn("%s: %s; to mend it: %s", c.Name, c.Found, c.Fix)
 		}
 	}
 }

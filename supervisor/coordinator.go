@@ -332,7 +332,7 @@ func (c *coordinator) serve(conn *nsenter.Conn) {
 			defer c.leave(s) // after the client has its answer
 		}
 		if err != nil {
-			ev = event{Failed: asFailure(err), Busy: errors.Is(err, errBusy)}
+			ev = event{Failed: asFailure(err), Busy: errors.Is(err, errBusy), Diagnose: c.startFailed()}
 		}
 		_ = conn.Send(ev)
 	default:
@@ -488,4 +488,14 @@ func (c *coordinator) environment(s *session, req enterRequest) []string {
 		"HOME=" + agentHome, "USER=" + agentName, "LOGNAME=" + agentName, "SHELL=" + c.plan.Shell, "PWD=" + req.Cwd,
 		"LAZARET_PROFILE=" + c.plan.Profile.Name, "LAZARET_DOMAIN=" + c.plan.DomainID, "LAZARET_SESSION=" + s.id,
 	}, req.Env...)
+}
+
+// startFailed reports whether the Domain could not be started.
+func (c *coordinator) startFailed() bool {
+	select {
+	case <-c.started:
+		return c.startup != nil
+	default:
+		return false
+	}
 }

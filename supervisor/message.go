@@ -47,11 +47,12 @@ type signalRequest struct{ Signal int }
 
 // event is what a coordinator sends. The first one of a session is Entered or Failed.
 type event struct {
-	Entered *entered
-	Failed  *Failure // the session, or the start, failed
-	Notice  string   // a line for the developer
-	Exit    *int     // the session's process ended with this status; nothing follows
-	Busy    bool     // another coordinator has the Domain: ask that one
+	Entered  *entered
+	Failed   *Failure // the session, or the start, failed
+	Diagnose bool     // with Failed: it was the start, look for its cause on this machine
+	Notice   string   // a line for the developer
+	Exit     *int     // the session's process ended with this status; nothing follows
+	Busy     bool     // another coordinator has the Domain: ask that one
 }
 
 // entered tells that the session runs; for a terminal, the master side of its PTY comes with it.

@@ -21,6 +21,7 @@ func main() {
 	nsenter.Main(map[string]func(nsenter.Self) int{
 		"coordinator": supervisor.CoordinatorMain,
 		"domain":      supervisor.DomainMain,
+		"probe":       supervisor.ProbeMain,
 	})
 	os.Exit(run(os.Args[1:], os.Stdin, os.Stdout, os.Stderr))
 }
@@ -37,7 +38,7 @@ func run(args []string, in, out, errOut *os.File) int {
 	root.SetArgs(args)
 	root.SetOut(out)
 	root.SetErr(errOut)
-	root.AddCommand(enterCommand(&status, in, out, errOut))
+	root.AddCommand(enterCommand(&status, in, out, errOut), doctorCommand(&status, out))
 	if err := root.Execute(); err != nil {
 		printError(errOut, err)
 		if status == 0 {
