@@ -5,10 +5,12 @@ import (
 	"strings"
 )
 
-// Limits of one verdict.
+// Limits, which also keep the memory of a Dir small whatever rule files there are.
 const (
-	maxSteps = 1 << 18 // elementary steps, about two milliseconds
-	maxPath  = 1 << 14 // bytes of a directory's path; Git itself stops at PATH_MAX
+	maxSteps  = 1 << 18 // elementary steps of one verdict, about two milliseconds
+	maxPath   = 1 << 12 // bytes of a directory's path; Git stops there too (PATH_MAX)
+	maxFiles  = 128     // rule files that hold for one directory
+	maxNarrow = 64      // anchored globs of one file that are sorted out per directory; more are shared
 )
 
 // A Cause says why a verdict is what it is.
@@ -84,7 +86,7 @@ func Root(c Config) *Dir {
 func (d *Dir) Child(name string, own *Patterns) *Dir {
 	c := &Dir{fold: d.fold, path: d.path + name + "/"}
 	c.verdict = d.Match(name, true)
-	if !c.verdict.Ignored && len(c.path) > maxPath {
+	if !c.verdict.Ignored && (len(c.path) > maxPath || len(d.levels) >= maxFiles) {
 		c.verdict = Verdict{Ignored: true, Cause: Overflow}
 	}
 	if c.verdict.Ignored {
@@ -112,10 +114,7 @@ func (d *Dir) push(file *Patterns) {
 		return
 	}
 	l := level{file: file, rules: file.rules(d.fold), base: len(d.path)}
-	l.paths = l.rules.paths[""]
-	for i := range l.rules.anchored {
-		l.globs = append(l.globs, &l.rules.anchored[i])
-	}
+	l.paths, l.globs = l.rules.paths[""], l.rules.anchored
 	d.levels = append(d.levels, l)
 }
 
@@ -130,9 +129,25 @@ func (l *level) below(text string) level {
 	n := level{file: l.file, rules: l.rules, base: l.base}
 	rel := text[l.base:]
 	n.paths = l.rules.paths[rel]
+	if len(l.globs) > maxNarrow {
+		n.globs = l.globs
+		return n
+	}
 	for _, g := range l.globs {
 		if strings.HasPrefix(g.prefix, rel) || strings.HasPrefix(rel, g.prefix) {
 			n.globs = append(n.globs, g)
+		}
+	}
+	return n
+}
+
+// Cost is an upper estimate in bytes of the memory held beside the rule files, at most about 100 KiB.
+func (d *Dir) Cost() int {
+	n := 200 + len(d.path) + len(d.text)
+	for i := range d.levels {
+		n += 96
+		if len(d.levels[i].globs) <= maxNarrow {
+			n += 8 * cap(d.levels[i].globs)
 		}
 	}
 	return n

@@ -172,6 +172,16 @@ func TestSR13OverflowIsIgnored(t *testing.T) {
 	if v := deep.Match("x", false); !v.Ignored || v.Cause != Overflow {
 		t.Errorf("path limit: %+v", v)
 	}
+	stack := Root(Config{})
+	for range maxFiles + 1 {
+		stack = stack.Child("a", Parse([]byte(strings.Repeat("/a/*x\n", 50))))
+		if stack.Cost() > 80<<10 {
+			t.Fatalf("a directory costs %d bytes", stack.Cost())
+		}
+	}
+	if !stack.Excluded() || stack.Verdict().Cause != Overflow {
+		t.Errorf("limit of rule files: %+v", stack.Verdict())
+	}
 	// A nearer file may still decide before the broken one is asked.
 	near := Root(Config{Excludes: Parse([]byte(strings.Repeat("x\n", MaxRules+1))), Own: Parse([]byte("!keep\n"))})
 	if near.Match("keep", false).Ignored || !near.Match("other", false).Ignored {
@@ -242,6 +252,21 @@ func TestTwoBacktrackPointsAreEnough(t *testing.T) {
 			if have, want := matchTokens(tokens, c.sets, text, &steps), slowMatch(tokens, c.sets, text); have != want || steps < 0 {
 				t.Fatalf("pattern %q text %q: have %v, want %v, %d steps left", pat, text, have, want, steps)
 			}
+		}
+	}
+}
+
+// TestManyAnchoredGlobs: the list that is shared between directories gives the same verdicts.
+func TestManyAnchoredGlobs(t *testing.T) {
+	few := "/a/b*\n!/a/bc*\n/d/**/x\n"
+	var many strings.Builder
+	for i := range 2 * maxNarrow {
+		fmt.Fprintf(&many, "/none%d/*y\n", i)
+	}
+	f, m := Root(Config{Own: Parse([]byte(few))}), Root(Config{Own: Parse([]byte(many.String() + few))})
+	for _, path := range []string{"a/bx", "a/bcx", "a/x", "d/x", "d/e/x", "a/b/c", "none1/zy"} {
+		if have, want := matchPath(m, path).Ignored, matchPath(f, path).Ignored || path == "none1/zy"; have != want {
+			t.Errorf("%s: %v, want %v", path, have, want)
 		}
 	}
 }

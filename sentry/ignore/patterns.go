@@ -183,7 +183,7 @@ type ruleSet struct {
 	suffixes literals            // "*.x" by ".x", at any depth
 	globs    []glob              // by base name, at any depth; ascending
 	paths    map[string]literals // anchored, without wildcards: by "dir/" (or ""), then base name
-	anchored []glob              // anchored, by path; ascending
+	anchored []*glob             // anchored, by path; ascending
 	sets     []byteSet
 	overflow bool // over a limit: everything it governs is ignored
 }
@@ -246,7 +246,7 @@ func (s *ruleSet) addAnchored(c *compiler, rule int32, l line) {
 		return
 	}
 	if tokens, ok := c.compile(text[n:], true); ok {
-		s.anchored = append(s.anchored, glob{rule: rule, dirOnly: l.dirOnly, prefix: prefix, tokens: tokens})
+		s.anchored = append(s.anchored, &glob{rule: rule, dirOnly: l.dirOnly, prefix: prefix, tokens: tokens})
 	}
 }
 
