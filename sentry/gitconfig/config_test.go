@@ -321,3 +321,17 @@ func FuzzParse(f *testing.F) {
 		_, _ = Edit(src, []Entry{{Section: "branch", Sub: "b", HasSub: true, Key: "merge", Value: "refs/heads/b"}})
 	})
 }
+
+func TestSR4OnlyFactsGoInside(t *testing.T) {
+	src := "[user]\nname = N\nemail = e@x\nsigningKey = K\n[credential]\nhelper = h\n[safe]\ndirectory = /old\ndirectory =\ndirectory = /src/app\n[alias]\nx = !y\n[core]\nsshCommand = z\n"
+	eff := Resolve(Env{Home: "/h", ReadFile: func(p string) ([]byte, error) {
+		if p == "/h/.gitconfig" {
+			return []byte(src), nil
+		}
+		return nil, fs.ErrNotExist
+	}})
+	want := "[core]\n\tcheckstat = minimal\n\texcludesfile = /etc/x\n\tfilesreflocktimeout = 2000\n\tpackedrefstimeout = 2000\n[reftable]\n\tlocktimeout = 2000\n[user]\n\tname = N\n\temail = e@x\n[safe]\n\tdirectory = /src/app\n"
+	if have := string(Inside(eff, "/etc/x").Bytes()); have != want {
+		t.Errorf("have:\n%s", have)
+	}
+}

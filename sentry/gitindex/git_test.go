@@ -291,6 +291,9 @@ func TestSR13SparseIndexAndSubmodule(t *testing.T) {
 	if !s.HasTrackedBelow("out") || s.Tracked("out/y/f") || s.Tracked("out") || !s.Sparse("out") || !s.Sparse("out/y") || s.Sparse("in/x") || s.Sparse("") {
 		t.Error("sparse directory")
 	}
+	if !s.RulesElsewhere("out/y") || s.RulesElsewhere("in") {
+		t.Error("rules of a sparse directory")
+	}
 	if !s.Tracked("in/x/f") {
 		t.Error("file within the cone")
 	}
@@ -298,6 +301,25 @@ func TestSR13SparseIndexAndSubmodule(t *testing.T) {
 	s = r.check(0)
 	if e, ok := s.Lookup("sub/module"); !ok || e.Mode != ModeGitlink || s.HasTrackedBelow("sub/module") || !s.HasTrackedBelow("sub") {
 		t.Errorf("submodule: %+v", e)
+	}
+}
+
+// TestSR13RulesFromTheIndex shows the case on git itself: the rule file is gone, its rules are not.
+func TestSR13RulesFromTheIndex(t *testing.T) {
+	r := newRepo(t)
+	r.write("sub/.gitignore", "*.x\n")
+	r.write(".gitignore", "y\n")
+	r.run("add", "-A")
+	r.run("commit", "-qm", "one")
+	r.run("update-index", "--skip-worktree", "sub/.gitignore")
+	must(t, os.Remove(filepath.Join(r.dir, "sub/.gitignore")))
+	r.write("sub/secret.x", "s")
+	if out := r.run("ls-files", "-o", "--exclude-standard"); out != "" {
+		t.Fatalf("git shows %q", out)
+	}
+	s := r.check(0)
+	if !s.RulesElsewhere("sub") || s.RulesElsewhere("") || s.RulesElsewhere("other") {
+		t.Error("rules elsewhere")
 	}
 }
 

@@ -12,9 +12,9 @@ import (
 
 // Limits of what is believed.
 const (
-	MaxIndex = 128 << 20 // bytes of an index file
-	MaxNames = 128 << 20 // bytes of all paths together, after decompression
-	maxName  = 4096      // bytes of one path
+	MaxIndex = 64 << 20 // bytes of an index file
+	MaxNames = 64 << 20 // bytes of all paths together, after decompression
+	maxName  = 4096     // bytes of one path
 )
 
 // ErrDamaged is wrapped by every error about the content of an index.

@@ -135,6 +135,18 @@ func (s *Set) Sparse(dir string) bool {
 	return false
 }
 
+// RulesElsewhere reports whether Git takes the ".gitignore" of dir from the index when the work tree has
+// none: it is listed as skip-worktree, or dir is sparse. Its content is not here, so a caller that finds
+// no such file must treat the rules as unknown.
+func (s *Set) RulesElsewhere(dir string) bool {
+	name := ".gitignore"
+	if dir != "" {
+		name = dir + "/" + name
+	}
+	e, ok := s.Lookup(name)
+	return ok && e.Flags&SkipWorktree != 0 || s.Sparse(dir)
+}
+
 // All yields the entries in order.
 func (s *Set) All() iter.Seq[Entry] {
 	return func(yield func(Entry) bool) {

@@ -21,6 +21,11 @@
 //     reached, or a rule file is over [MaxSource] or [MaxRules], the verdict is "ignored": the host's
 //     content stays hidden (fail closed). [Verdict.Cause] tells.
 //
+// Which files Git reads: a ".gitignore" only if it is a regular file, never through a symbolic link;
+// info/exclude and core.excludesFile through links too. If a ".gitignore" is not in the work tree but the
+// index lists it as skip-worktree (sparse checkout), Git takes the index's version: see
+// gitindex.Set.RulesElsewhere, and pass [Unknown] there.
+//
 // What lives elsewhere: "tracked wins" (package gitindex), the snapshot of rules the developer
 // consented to, and the exception that a live rule never hides a rule file. A nested repository's work
 // tree gets a Root of its own; outer rules stop at its ".git".

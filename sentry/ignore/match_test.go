@@ -271,6 +271,17 @@ func TestManyAnchoredGlobs(t *testing.T) {
 	}
 }
 
+func TestSR13UnknownRulesHide(t *testing.T) {
+	d := Root(Config{Excludes: Parse([]byte("!x\n"))})
+	sub := d.Child("sub", Unknown())
+	if v := sub.Match("x", false); !v.Ignored || v.Cause != Overflow || d.Match("x", false).Ignored {
+		t.Errorf("%+v", v)
+	}
+	if sub.Child("near", Parse([]byte("!x\n"))).Match("x", false).Ignored != true {
+		t.Error("below a directory that is hidden")
+	}
+}
+
 func TestMemoAgreesAndIsShared(t *testing.T) {
 	d := Root(Config{Own: Parse([]byte("*.o\nout/\n/a*b\n"))})
 	m := NewMemo(d, 8)

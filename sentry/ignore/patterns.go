@@ -67,6 +67,10 @@ func Parse(src []byte) *Patterns {
 	return p
 }
 
+// Unknown stands for a rule file that Git reads but the caller cannot: everything it governs is ignored.
+// Its verdicts have the cause [Overflow].
+func Unknown() *Patterns { return &Patterns{overflow: true} }
+
 // trimSpaces removes trailing spaces that no backslash protects.
 func trimSpaces(s string) string {
 	keep := 0
@@ -88,7 +92,7 @@ func trimSpaces(s string) string {
 // Empty reports whether no rule can ever decide anything, so that the file may be left out.
 func (p *Patterns) Empty() bool { return p == nil || len(p.lines) == 0 && !p.overflow }
 
-// Overflow reports whether the file is over a limit; then everything it governs counts as ignored.
+// Overflow reports whether the file is over a limit or [Unknown]; then everything it governs counts as ignored.
 func (p *Patterns) Overflow() bool { return p != nil && p.rules(false).overflow }
 
 // Rules is the number of patterns.
