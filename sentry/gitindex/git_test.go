@@ -4,7 +4,9 @@ import (
 	"bytes"
 	"encoding/binary"
 	"encoding/hex"
+	"flag"
 	"fmt"
+	"math/rand/v2"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -13,6 +15,11 @@ import (
 	"strings"
 	"testing"
 	"time"
+)
+
+var (
+	walkSeed  = flag.Uint64("walk.seed", 0, "seed of the random walk; 0 chooses one")
+	walkSteps = flag.Int("walk.steps", 60, "steps of the random walk")
 )
 
 // repo is a real repository that git works on.
@@ -320,6 +327,55 @@ func TestSR13RulesFromTheIndex(t *testing.T) {
 	s := r.check(0)
 	if !s.RulesElsewhere("sub") || s.RulesElsewhere("") || s.RulesElsewhere("other") {
 		t.Error("rules elsewhere")
+	}
+}
+
+// TestSR13RandomWalkSameAsGit lets git do random things to an index and compares after each.
+func TestSR13RandomWalkSameAsGit(t *testing.T) {
+	seed := *walkSeed
+	if seed == 0 {
+		seed = uint64(time.Now().UnixNano())
+	}
+	t.Logf("-walk.seed=%d -walk.steps=%d", seed, *walkSteps)
+	rnd := rand.New(rand.NewPCG(seed, 0))
+	r := newRepo(t, "--object-format="+[]string{"sha1", "sha256"}[seed%2])
+	r.run("config", "splitIndex.maxPercentChange", "60")
+	r.seed()
+	r.run("commit", "-qm", "one")
+	r.run("branch", "other")
+	split := false
+	for step := range *walkSteps {
+		name := fmt.Sprintf("%s/%d", []string{"d", "d/e", "d-e", "D"}[rnd.IntN(4)], rnd.IntN(12))
+		what := rnd.IntN(11)
+		switch what {
+		case 0, 1, 2:
+			r.write(name, fmt.Sprint(step))
+			r.run("add", "-A")
+		case 3:
+			r.run("update-index", "--index-version", strconv.Itoa(2+2*rnd.IntN(2)))
+		case 4:
+			if split = !split; split {
+				r.run("update-index", "--split-index")
+			} else {
+				r.run("update-index", "--no-split-index")
+			}
+		case 5, 6:
+			flags := []string{"--assume-unchanged", "--no-assume-unchanged", "--skip-worktree", "--no-skip-worktree"}
+			_, _ = r.try("", "update-index", flags[rnd.IntN(4)], name) // fails if it is not there
+		case 7:
+			_, _ = r.try("", "rm", "-q", "--cached", name)
+		case 8:
+			r.write(name+".new", "x")
+			r.run("add", "-N", name+".new")
+		case 9: // an unmerged path, stages 1 to 3
+			id := strings.TrimSpace(r.feed(fmt.Sprint(step), "hash-object", "-w", "--stdin"))
+			r.feed(fmt.Sprintf("0 %s\t%s\n100644 %s 1\t%s\n100644 %s 2\t%s\n100644 %s 3\t%s\n", strings.Repeat("0", len(id)), name, id, name, id, name, id, name), "update-index", "--index-info")
+		case 10:
+			r.run("reset", "-q", "--mixed", []string{"other", "HEAD"}[rnd.IntN(2)])
+		}
+		if r.check(0); t.Failed() {
+			t.Fatalf("step %d, %d", step, what)
+		}
 	}
 }
 
