@@ -12,6 +12,9 @@
 // changes. Options.Shared opens a file of the given name in the same directory by the same rules. Stamp
 // [Set.SharedName] too.
 //
+// Paths are compared byte by byte, also where core.ignoreCase makes Git find a tracked path under another
+// spelling: that spelling then counts as not tracked (fail closed).
+//
 // A sparse directory entry stands for files the index does not list. They are not reported as tracked,
 // since a host file below it may be an ignored secret (fail closed); [Set.HasTrackedBelow] holds for the
 // directory.
