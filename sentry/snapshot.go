@@ -3,9 +3,6 @@ package sentry
 import (
 	"encoding/json"
 	"fmt"
-	"slices"
-	"sort"
-	"strings"
 )
 
 // SnapshotVersion is the version of the snapshot that this build reads.
@@ -41,29 +38,4 @@ func ParseSnapshot(b []byte) (*Snapshot, error) {
 		return nil, fmt.Errorf("read workspace snapshot: version %d, want %d", s.Version, SnapshotVersion)
 	}
 	return &s, nil
-}
-
-// TrackedPaths is a sorted set of paths.
-type TrackedPaths []string
-
-// TrackedSet returns the repository's tracked paths.
-func (r *SnapshotRepo) TrackedSet() TrackedPaths {
-	p := make(TrackedPaths, len(r.Tracked))
-	for i, b := range r.Tracked {
-		p[i] = string(b)
-	}
-	slices.Sort(p)
-	return p
-}
-
-// Tracked reports whether path is in the set.
-func (t TrackedPaths) Tracked(path string) bool {
-	_, ok := slices.BinarySearch(t, path)
-	return ok
-}
-
-// HasTrackedBelow reports whether some path of the set lies below dir.
-func (t TrackedPaths) HasTrackedBelow(dir string) bool {
-	i := sort.SearchStrings(t, dir+"/")
-	return i < len(t) && strings.HasPrefix(t[i], dir+"/")
 }

@@ -2,11 +2,16 @@
 package main
 
 import (
+	"os"
+
 	"gvisor.dev/gvisor/runsc/cli/maincli"
 	"gvisor.dev/gvisor/runsc/version"
+
+	"lazaret.dev/lazaret/sentry/gofer"
 )
 
 func main() {
 	_ = version.Version
+	gofer.Register(os.Args)
 	maincli.Main()
 }

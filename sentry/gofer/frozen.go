@@ -1,7 +1,10 @@
 package gofer
 
 import (
+	"fmt"
+
 	"lazaret.dev/lazaret/sentry"
+	"lazaret.dev/lazaret/sentry/gitindex"
 	"lazaret.dev/lazaret/sentry/ignore"
 )
 
@@ -28,7 +31,7 @@ type frozenDir struct {
 	repo *frozenRepo
 }
 
-func newFrozen(s *sentry.Snapshot) *frozen {
+func newFrozen(s *sentry.Snapshot) (*frozen, error) {
 	f := &frozen{
 		excludes: ignore.Parse(s.Excludes),
 		roots:    make(map[string]*frozenRepo),
@@ -36,7 +39,15 @@ func newFrozen(s *sentry.Snapshot) *frozen {
 	}
 	for i := range s.Repos {
 		r := &s.Repos[i]
-		f.roots[r.Root] = &frozenRepo{info: ignore.Parse(r.Exclude), fold: r.FoldCase, tracked: r.TrackedSet()}
+		paths := make([]string, len(r.Tracked))
+		for i, p := range r.Tracked {
+			paths[i] = string(p)
+		}
+		set, err := gitindex.FromPaths(paths)
+		if err != nil {
+			return nil, fmt.Errorf("snapshot of repository %q: %w", r.Root, err)
+		}
+		f.roots[r.Root] = &frozenRepo{info: ignore.Parse(r.Exclude), fold: r.FoldCase, tracked: set}
 	}
 	if f.roots[""] == nil {
 		f.roots[""] = &frozenRepo{}
@@ -44,7 +55,7 @@ func newFrozen(s *sentry.Snapshot) *frozen {
 	for dir, b := range s.Rules {
 		f.files[dir] = ignore.Parse(b)
 	}
-	return f
+	return f, nil
 }
 
 func (f *frozen) rootDir() *frozenDir { return f.enter("", nil, "") }

@@ -1,7 +1,8 @@
 package gofer
 
 import (
-	"runtime"
+	"bytes"
+	"encoding/binary"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -99,28 +100,30 @@ func readFile(dir int, name string, limit int) (b []byte, st unix.Statx_t, err e
 	if st.Size > uint64(limit) {
 		return nil, st, unix.EFBIG
 	}
-	b = make([]byte, st.Size+1)
-	n := 0
-	for n < len(b) {
-		m, err := unix.Read(fd, b[n:])
-		if err == unix.EINTR {
+	b, err = readAll(fd, limit)
+	return b, st, err
+}
+
+// readAll reads fd from its present offset to its end, at most limit bytes.
+func readAll(fd, limit int) ([]byte, error) {
+	b := make([]byte, 0, 4096)
+	for {
+		if len(b) == cap(b) {
+			b = append(b, 0)[:len(b)]
+		}
+		n, err := unix.Read(fd, b[len(b):cap(b)])
+		switch {
+		case err == unix.EINTR:
 			continue
+		case err != nil:
+			return nil, err
+		case n == 0:
+			return b, nil
 		}
-		if err != nil {
-			return nil, st, err
-		}
-		if m == 0 {
-			return b[:n], st, nil
-		}
-		n += m
-		if n == len(b) {
-			if n > limit {
-				return nil, st, unix.EFBIG
-			}
-			b = append(b, make([]byte, len(b))...)
+		if b = b[:len(b)+n]; len(b) > limit {
+			return nil, unix.EFBIG
 		}
 	}
-	return b[:n], st, nil
 }
 
 func writeAll(fd int, b []byte) error {
@@ -137,57 +140,44 @@ func writeAll(fd int, b []byte) error {
 	return nil
 }
 
-// dirents calls f for each entry of the open directory fd from its present position, until f returns false.
-func dirents(fd int, buf []byte, f func(ino uint64, typ uint8, name []byte) bool) error {
-	for {
-		n, err := unix.Getdents(fd, buf)
-		if err == unix.EINTR {
-			continue
+// each calls f for the entries in b, which getdents64(2) has filled.
+func each(b []byte, f func(ino uint64, typ uint8, name string)) {
+	const header = 19 // ino, off, reclen, type
+	for len(b) >= header {
+		ino := binary.NativeEndian.Uint64(b)
+		size := int(binary.NativeEndian.Uint16(b[16:]))
+		name := b[header:size]
+		if i := bytes.IndexByte(name, 0); i >= 0 {
+			name = name[:i]
 		}
-		if err != nil || n <= 0 {
-			return err
+		if s := string(name); s != "." && s != ".." {
+			f(ino, b[18], s)
 		}
-		for b := buf[:n]; len(b) >= 19; {
-			ino := *(*uint64)(unsafe.Pointer(&b[0]))
-			reclen := int(*(*uint16)(unsafe.Pointer(&b[16])))
-			typ := b[18]
-			name := b[19:reclen]
-			for i, c := range name {
-				if c == 0 {
-					name = name[:i]
-					break
-				}
-			}
-			b = b[reclen:]
-			if string(name) == "." || string(name) == ".." {
-				continue
-			}
-			if !f(ino, typ, name) {
-				return nil
-			}
-		}
+		b = b[size:]
 	}
 }
 
-// list returns the names in the directory dir (an O_PATH descriptor will do), at most limit of them.
-func list(dir, limit int) (names []string, types []uint8, err error) {
+// readNames returns the names in the directory dir (an O_PATH descriptor will do), at most limit of them.
+func readNames(dir, limit int) (names []string, types []uint8, err error) {
 	fd, err := openAt(dir, ".", unix.O_RDONLY|unix.O_DIRECTORY, 0)
 	if err != nil {
 		return nil, nil, err
 	}
 	defer unix.Close(fd)
-	var over error
-	err = dirents(fd, make([]byte, 8192), func(_ uint64, typ uint8, name []byte) bool {
-		if len(names) == limit {
-			over = unix.EFBIG
-			return false
+	buf := make([]byte, 8192)
+	for {
+		n, err := unix.Getdents(fd, buf)
+		if err == unix.EINTR {
+			continue
 		}
-		names, types = append(names, string(name)), append(types, typ)
-		return true
-	})
-	if err == nil {
-		err = over
+		if err != nil || n == 0 {
+			return names, types, err
+		}
+		if len(names) > limit {
+			return names, types, unix.EFBIG
+		}
+		each(buf[:n], func(_ uint64, typ uint8, name string) {
+			names, types = append(names, name), append(types, typ)
+		})
 	}
-	runtime.KeepAlive(fd)
-	return names, types, err
 }

@@ -33,6 +33,9 @@ type tree struct {
 	root *dir
 	lru  *list.List // of *dir, most recently used first; each element holds a reference
 
+	guests     map[string]identity // see admit; guarded by mu
+	guestCount atomic.Int64
+
 	moved struct { // the rename in progress, for Renamed; guarded by lisafs's global lock
 		from, to         *dir
 		oldName, newName string

@@ -88,8 +88,8 @@ func (d *dir) clearWhiteout(p int, name string) error {
 }
 
 // purge removes what the sandbox cannot see in the private directory name of p (marks and whiteouts, and skeletons of
-// nothing else), and then the directory. ENOTEMPTY means that something visible is left.
-func (t *tree) purge(p int, name string, depth int) error {
+// nothing else), and then the directory. ENOTEMPTY means that something visible is left. A dry run only looks.
+func (t *tree) purge(p int, name string, depth int, dry bool) error {
 	if depth > maxSeedDepth {
 		return unix.ENOTEMPTY
 	}
@@ -98,7 +98,7 @@ func (t *tree) purge(p int, name string, depth int) error {
 		return err
 	}
 	defer unix.Close(fd)
-	names, types, err := list(fd, maxSeedEntries)
+	names, types, err := readNames(fd, maxSeedEntries)
 	if err != nil {
 		return unix.ENOTEMPTY
 	}
@@ -106,12 +106,15 @@ func (t *tree) purge(p int, name string, depth int) error {
 		switch {
 		case types[i] == unix.DT_FIFO:
 		case types[i] == unix.DT_DIR && marked(fd, n, markSkeleton):
-			if err := t.purge(fd, n, depth+1); err != nil {
+			if err := t.purge(fd, n, depth+1, dry); err != nil {
 				return err
 			}
 		default:
 			return unix.ENOTEMPTY
 		}
+	}
+	if dry {
+		return nil
 	}
 	// The mark goes last: without it the directory would count as a private one.
 	for _, last := range []bool{false, true} {
@@ -130,7 +133,7 @@ func (d *dir) dropTwin(name string) error {
 	if p < 0 {
 		return nil
 	}
-	if err := d.t.purge(p, name, 0); err != nil && err != unix.ENOENT && err != unix.ENOTDIR {
+	if err := d.t.purge(p, name, 0, false); err != nil && err != unix.ENOENT && err != unix.ENOTDIR {
 		return err
 	}
 	d.t.forget(d, name)
@@ -238,7 +241,7 @@ func (d *dir) reseed(p int, name string, host, have *unix.Statx_t) error {
 		unix.Unlinkat(d.t.meta, tmp, 0)
 		return err
 	}
-	return unix.Renameat(d.t.meta, tmp, p, name)
+	return unix.Renameat2(d.t.meta, tmp, p, name, 0)
 }
 
 // copyTree copies a file, a directory or a symbolic link. Anything else is left out.
@@ -280,7 +283,7 @@ func (t *tree) copyTree(from int, name string, to int, as string, left *int, dep
 		if err := t.own(dst, ""); err != nil {
 			return err
 		}
-		names, _, err := list(src, *left)
+		names, _, err := readNames(src, *left)
 		if err != nil {
 			return err
 		}
@@ -363,7 +366,7 @@ func (t *tree) removeTree(dirfd int, name string, depth int) {
 	if err != nil {
 		return
 	}
-	names, _, _ := list(fd, maxSeedEntries)
+	names, _, _ := readNames(fd, maxSeedEntries)
 	for _, n := range names {
 		t.removeTree(fd, n, depth+1)
 	}
