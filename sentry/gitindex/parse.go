@@ -356,14 +356,8 @@ func newSet(entries []record, idLen int) (*Set, error) {
 				continue
 			}
 		}
-		path := e.name
-		if e.flags&SparseTree != 0 {
-			if path = bytes.TrimSuffix(path, []byte("/")); len(path) == len(e.name) {
-				return nil, damaged("sparse directory %q without a slash", e.name)
-			}
-		}
-		if !cleanPath(string(path)) {
-			return nil, damaged("entry name %q", e.name)
+		if e.flags&SparseTree != 0 && !bytes.HasSuffix(e.name, []byte("/")) {
+			return nil, damaged("sparse directory %q without a slash", e.name)
 		}
 		names = append(names, e.name...)
 		s.ends = append(s.ends, uint32(len(names)))
@@ -372,5 +366,14 @@ func newSet(entries []record, idLen int) (*Set, error) {
 		s.ids = append(s.ids, e.id...)
 	}
 	s.names = string(names)
+	for i, flags := range s.flags {
+		path := s.name(i)
+		if flags&SparseTree != 0 {
+			path = path[:len(path)-1]
+		}
+		if !cleanPath(path) {
+			return nil, damaged("entry name %q", path)
+		}
+	}
 	return s, nil
 }

@@ -38,8 +38,8 @@ const (
 
 // Entry is one tracked path. Of an unmerged path it shows the lowest stage.
 type Entry struct {
-	Path  string // without a trailing slash, even for a sparse directory; bytes, not text
-	Mode  uint32
+	Path  string // bytes, not text; that of a sparse directory ends in a slash, so that no one takes it for a file
+	Mode  uint32 // as in a tree object; 0 in a Set from paths
 	Flags Flags  // of all stages together
 	ID    []byte // object name; read only, valid as long as the Set
 }
@@ -74,7 +74,7 @@ func (s *Set) name(i int) string {
 }
 
 func (s *Set) entry(i int) Entry {
-	e := Entry{Path: strings.TrimSuffix(s.name(i), "/"), Mode: s.modes[i], Flags: s.flags[i]}
+	e := Entry{Path: s.name(i), Mode: s.modes[i], Flags: s.flags[i]}
 	if s.idLen > 0 {
 		e.ID = s.ids[i*s.idLen : (i+1)*s.idLen : (i+1)*s.idLen]
 	}
@@ -96,7 +96,7 @@ func (s *Set) search(path, suffix string) int {
 // submodule that is the path of its directory.
 func (s *Set) Tracked(path string) bool {
 	i := s.search(path, "")
-	return i < s.Len() && s.name(i) == path
+	return i < s.Len() && s.name(i) == path && s.flags[i]&SparseTree == 0
 }
 
 // Lookup returns the entry of path.
@@ -157,12 +157,13 @@ func (s *Set) Hidden() iter.Seq[Entry] {
 	}
 }
 
-// FromPaths makes a Set of plain paths, as kept in a snapshot, in any order.
+// FromPaths makes a Set of the paths of entries, as kept in a snapshot, in any order.
 func FromPaths(paths []string) (*Set, error) {
 	s := &Set{}
 	var names strings.Builder
 	for _, path := range slices.Compact(slices.Sorted(slices.Values(paths))) {
-		if !cleanPath(path) {
+		name, sparse := strings.CutSuffix(path, "/")
+		if !cleanPath(name) {
 			return nil, fmt.Errorf("tracked path %q: not a clean relative path", path)
 		}
 		if names.Len()+len(path) > MaxNames {
@@ -170,10 +171,13 @@ func FromPaths(paths []string) (*Set, error) {
 		}
 		names.WriteString(path)
 		s.ends = append(s.ends, uint32(names.Len()))
+		flags, mode := Flags(0), uint32(0)
+		if sparse {
+			flags, mode = SparseTree, ModeTree
+		}
+		s.flags, s.modes = append(s.flags, flags), append(s.modes, mode)
 	}
 	s.names = names.String()
-	s.modes = make([]uint32, len(s.ends))
-	s.flags = make([]Flags, len(s.ends))
 	return s, nil
 }
 

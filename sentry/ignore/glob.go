@@ -304,3 +304,21 @@ func matchTokens(tokens []token, sets []byteSet, text []byte, steps *int) bool {
 		}
 	}
 }
+
+// MatchPath reports whether pattern covers the whole of path by the rules of an anchored pattern:
+// wildcards stop at '/', but "**" between slashes does not. It is what Git uses in other places too, such
+// as includeIf. ok is false when the pattern takes too long.
+func MatchPath(pattern, path string, fold bool) (matched, ok bool) {
+	text := []byte(path)
+	if fold {
+		lowerBytes(text)
+	}
+	c := &compiler{fold: fold}
+	tokens, valid := c.compile(pattern, true)
+	if !valid {
+		return false, !c.full
+	}
+	steps := maxSteps
+	matched = matchTokens(tokens, c.sets, text, &steps)
+	return matched && steps >= 0, steps >= 0
+}
