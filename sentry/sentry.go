@@ -60,6 +60,9 @@ type Workspace struct {
 	Held      []string // patterns of held names, see route.DefaultHeld
 	HeldPaths []string // exact paths below Host that host Git configuration or hooks name
 
+	// ExcludesInside is where the sandbox finds a copy of the developer's core.excludesFile; "" if there is none.
+	ExcludesInside string
+
 	// AllowConfigKeys are keys of repository configuration that keep their value in the private copy.
 	AllowConfigKeys []string
 }
@@ -102,12 +105,13 @@ func (w *Workspace) validate() error {
 			return fmt.Errorf("path %q is not absolute and clean", dir)
 		}
 	}
-	if within(w.Private, w.Host) || within(w.Host, w.Private) {
+	if Within(w.Private, w.Host) || Within(w.Host, w.Private) {
 		return errors.New("the private twin and the workspace lie in one another")
 	}
 	return nil
 }
 
-func within(p, dir string) bool {
+// Within reports whether the clean path p is dir or lies below it.
+func Within(p, dir string) bool {
 	return p == dir || len(p) > len(dir) && p[:len(dir)] == dir && p[len(dir)] == '/'
 }

@@ -185,7 +185,7 @@ func (d *dir) copyConfig(name, tmp string) error {
 	if err != nil {
 		return err
 	}
-	b, err = sanitise(b, d.t.ws.AllowConfigKeys)
+	b, err = sanitise(b, d.t.ws)
 	if err != nil {
 		b = nil // what cannot be parsed cannot be cleaned
 	}
