@@ -75,8 +75,14 @@ func MakePlan(opt EnterOptions) (Plan, error) {
 	}
 	ws.Cwd = ws.CwdOf(".")
 	ids := nsenter.PlanIDs(uint32(os.Getuid()), uint32(os.Getgid()), userName(), nsenter.ReadSubordinate())
-	if err := ws.Check(dirs, ids); err != nil {
+	trees, err := findServed(ws)
+	if err != nil {
 		return Plan{}, err
+	}
+	for _, s := range trees {
+		if err := s.Check(dirs, ids); err != nil {
+			return Plan{}, err
+		}
 	}
 	runsc, err := nsenter.FindProgram("lazaret-runsc")
 	if err != nil {
@@ -92,25 +98,8 @@ func MakePlan(opt EnterOptions) (Plan, error) {
 	}
 	return Plan{
 		Version: nsenter.Version, DomainID: DomainID(profile.Name, ws.Path), Profile: profile, Workspace: ws, Dirs: dirs,
-		IDs: ids, Runsc: runsc, Init: init, Shell: shell, Guarded: guarded(ws, runsc), FailAt: opt.FailAt,
+		IDs: ids, Runsc: runsc, Init: init, Shell: shell, Served: trees, FailAt: opt.FailAt,
 	}, nil
-}
-
-// guarded returns the directories of Lazaret's own programs, if they are built in the workspace: the developer runs them.
-func guarded(ws Workspace, programs ...string) (out []string) {
-	self, err := os.Executable()
-	if err == nil {
-		programs = append(programs, self)
-	}
-	seen := map[string]bool{}
-	for _, p := range programs {
-		dir, err := filepath.EvalSymlinks(filepath.Dir(p))
-		if err == nil && dir != ws.Path && within(dir, ws.Path) && !seen[dir] {
-			seen[dir] = true
-			out = append(out, dir)
-		}
-	}
-	return out
 }
 
 func userName() string {

@@ -43,9 +43,11 @@ type coordinator struct {
 
 	started chan struct{} // closed when the Domain runs, or cannot
 	startup error         // why it cannot; read after started
+	notes   []string      // for the developer who started it; read after started
 
 	mu       sync.Mutex
 	sessions map[string]*session
+	joined   bool      // there was a session
 	closing  bool      // the last session has left: no new one
 	left     time.Time // when the last session left; zero while there is one
 
@@ -55,8 +57,9 @@ type coordinator struct {
 
 // session is a Client Session.
 type session struct {
-	id   string
-	exit chan execExit // one value
+	id    string
+	first bool          // it started the Domain
+	exit  chan execExit // one value
 }
 
 // CoordinatorMain is the role "coordinator". The connection that it is started with is that of its first client.
@@ -173,6 +176,17 @@ func takeLock(dir *os.File) (*os.File, error) {
 
 // startDomain makes the namespaces and everything in them.
 func (c *coordinator) startDomain(u *undo) error {
+	runtime := filepath.Join(c.plan.Dirs.Runtime, c.plan.DomainID)
+	u.push(func() {
+		for _, name := range []string{workspacePlanFile, gitConfigFile, excludesFile} {
+			_ = os.Remove(filepath.Join(runtime, name))
+		}
+	})
+	notes, err := prepareWorkspace(c.plan)
+	if err != nil {
+		return err
+	}
+	c.notes = notes
 	log, err := os.OpenFile(filepath.Join(domainRoot(c.plan), "domain.log"), os.O_WRONLY|os.O_CREATE|os.O_TRUNC|unix.O_NOFOLLOW, 0o600)
 	if err != nil {
 		return err
@@ -354,6 +368,8 @@ func (c *coordinator) join(req enterRequest) (*session, error) {
 	if c.closing {
 		return nil, errBusy
 	}
+	s.first = !c.joined
+	c.joined = true
 	c.sessions[s.id] = s
 	return s, nil
 }
@@ -410,6 +426,11 @@ func (c *coordinator) runSession(conn *nsenter.Conn, s *session, req enterReques
 	var extra []*os.File
 	if master != nil {
 		extra = []*os.File{master}
+	}
+	if s.first {
+		for _, note := range c.notes {
+			_ = conn.Send(event{Notice: note})
+		}
 	}
 	if err := conn.Send(event{Entered: &entered{Session: s.id}}, extra...); err != nil {
 		return event{}, err

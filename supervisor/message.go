@@ -14,12 +14,11 @@ type Plan struct {
 	DomainID    string
 	Profile     Profile
 	Workspace   Workspace
+	Served      []served // what the workspace server shows; the workspace is the first
 	Dirs        Dirs
 	IDs         nsenter.IDMap
 	Runsc, Init string // host paths of our programs
 	Shell       string // the agent's, inside
-	// Guarded are host paths below the workspace that the sandbox must not change: Lazaret's own programs.
-	Guarded []string
 	// FailAt names a step of the start that fails, for tests of the undo.
 	FailAt string
 }
