@@ -160,10 +160,11 @@ func (c *Control) Table() policy.Table {
 	return c.table
 }
 
-// Apply makes t the policy: the routes first, in one switch, then the uplink, which resets flows
-// that t denies. In between a destination is open only if both policies allow it, so there is no
-// window in either direction for what both agree on. When Apply fails, one of both may still have
-// the old policy; calling it again with any table repairs that, and a dead helper is replaced.
+// Apply makes t the policy: the uplink first, which resets flows that t denies while the resets can
+// still pass the reverse-path check of the old routes, then the routes, in one switch. In between a
+// destination is open only if both policies allow it, so there is no window in either direction for
+// what both agree on. When Apply fails, one of both may still have the old policy; calling it again
+// with any table repairs that, and a dead helper is replaced.
 func (c *Control) Apply(ctx context.Context, t policy.Table) error {
 	if err := t.Check(); err != nil {
 		return err
@@ -174,7 +175,7 @@ func (c *Control) Apply(ctx context.Context, t policy.Table) error {
 		return ErrIPv6
 	}
 	c.table = t
-	return errors.Join(c.sidecar.Call(ctx, sidecar.OpApply, t), c.uplink.Call(ctx, uplink.OpPolicy, t))
+	return errors.Join(c.uplink.Call(ctx, uplink.OpPolicy, t), c.sidecar.Call(ctx, sidecar.OpApply, t))
 }
 
 // ErrIPv6 is returned when IPv6 is to be switched on in a running Domain, whose links have none.

@@ -28,7 +28,7 @@ type Spec struct {
 	// Exe is the program; "" means this one (/proc/self/exe).
 	Exe string
 
-	step func(name string) error // of tests: called before each step; an error fails it
+	step func(b *builder, name string) error // of tests: called before each step; an error fails it
 }
 
 // Descriptors are what the domain process sends to the coordinator. Whoever holds them closes
@@ -84,7 +84,7 @@ func Setup(spec Spec) (_ *Topology, _ *Descriptors, err error) {
 	b := &builder{spec: spec, d: &Descriptors{}}
 	for _, s := range b.steps() {
 		if spec.step != nil {
-			err = spec.step(s.name)
+			err = spec.step(b, s.name)
 		}
 		if err == nil {
 			err = s.run()
