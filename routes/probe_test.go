@@ -1,6 +1,7 @@
 package routes
 
 import (
+	"fmt"
 	"net/netip"
 	"os"
 	"strings"
@@ -30,4 +31,14 @@ func children(t testing.TB) (pids []string) {
 		pids = append(pids, strings.Fields(string(b))...)
 	}
 	return pids
+}
+
+func openFDsOf(t testing.TB, pid int) int {
+	t.Helper()
+	// The process is not dumpable, so its own directory is closed to us; its limit is not.
+	es, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", pid))
+	if err != nil {
+		t.Skipf("descriptors of the uplink: %v", err)
+	}
+	return len(es)
 }

@@ -23,9 +23,7 @@ var hard = []Rule{
 	hardRule("224.0.0.0/4", "multicast"),
 	hardRule("240.0.0.0/4", "reserved and broadcast"),
 
-	hardRule("::/96", "unspecified, loopback and IPv4-compatible addresses"),
-	hardRule("::ffff:0:0/96", "IPv4-mapped addresses"),
-	hardRule("::ffff:0:0:0/96", "IPv4-translated addresses"),
+	hardRule("::/8", "unspecified, loopback, IPv4-compatible, IPv4-mapped and IPv4-translated addresses"),
 	hardRule("64:ff9b::/96", "NAT64, which carries IPv4 destinations"),
 	hardRule("64:ff9b:1::/48", "local NAT64, which carries IPv4 destinations"),
 	hardRule("2001::/32", "Teredo, which carries IPv4 destinations"),

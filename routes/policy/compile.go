@@ -191,12 +191,15 @@ func parsePrefix(s string) (p netip.Prefix, text, hint string) {
 // hardConflict tells why p cannot be allowed. A shorter prefix that merely contains a hard one can:
 // the hard one wins inside it.
 func hardConflict(p netip.Prefix) (text, hint string) {
+	bits := -1
 	for _, r := range hard {
-		if r.Prefix.Bits() <= p.Bits() && r.Prefix.Contains(p.Addr()) {
-			return fmt.Sprintf("lies in %s: %s", r.Prefix, r.Why), "remove it; what runs on the host can be offered through a Host Escalation"
+		if r.Prefix.Bits() <= p.Bits() && r.Prefix.Contains(p.Addr()) && r.Prefix.Bits() > bits {
+			bits = r.Prefix.Bits()
+			text = fmt.Sprintf("lies in %s: %s", r.Prefix, r.Why)
+			hint = "remove it; what runs on the host can be offered through a Host Escalation"
 		}
 	}
-	return "", ""
+	return text, hint
 }
 
 func digitsAndDots(s string) bool {

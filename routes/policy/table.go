@@ -23,7 +23,7 @@ func (t Table) Check() error {
 	seen := make(map[netip.Prefix]bool, len(t.Allow)+len(t.Deny))
 	for _, p := range slices.Concat(t.Allow, t.Deny) {
 		switch {
-		case !p.IsValid() || p != p.Masked():
+		case !p.IsValid() || p != p.Masked() || p.Addr().Is4In6(): // the last has two readings
 			return fmt.Errorf("policy table: %q is not a prefix", p)
 		case seen[p]:
 			return fmt.Errorf("policy table: %s occurs twice", p)
