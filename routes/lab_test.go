@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"runtime"
 	"sync"
 	"syscall"
@@ -35,7 +36,9 @@ const (
 )
 
 func TestMain(m *testing.M) {
-	switch os.Args[0] {
+	switch filepath.Base(os.Args[0]) {
+	case attackerRole:
+		os.Exit(attack())
 	case sidecarRole:
 		os.Exit(SidecarMain())
 	case uplinkRole:
