@@ -18,6 +18,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"lazaret.dev/lazaret/routes/control"
 	"lazaret.dev/lazaret/routes/link"
 	"lazaret.dev/lazaret/routes/policy"
 )
@@ -72,6 +73,7 @@ func attack() int {
 		try(func() { rawIP(unix.IPPROTO_RAW, a, frameSpec{dst: a, proto: 17}.bytes()[14:]) })
 		try(func() { rawIP(unix.IPPROTO_RAW, a, frameSpec{src: "192.168.50.2", dst: a, proto: 17}.bytes()[14:]) })
 	}
+	touch("tcp", allowedDst, echoPort, nil) // to be seen: the attacker has a network
 	wg.Wait()
 	for _, a := range rawAttacks() {
 		tried++
@@ -299,6 +301,9 @@ func TestSR7Battery(t *testing.T) {
 			w := watchWire(t)
 			out := place.run(t, n)
 			w.stop()
+			if w.seen["6 "+allowedDst] == 0 {
+				t.Error("the attacker has no network at all")
+			}
 			bad := w.forbidden(n.policy)
 			for _, b := range bad {
 				t.Errorf("reached: %s", b)
@@ -309,7 +314,7 @@ func TestSR7Battery(t *testing.T) {
 }
 
 // copySelf gives this binary under another name, which chooses its role.
-func copySelf(t *testing.T, name string) string {
+func copySelf(t testing.TB, name string) string {
 	t.Helper()
 	dir := t.TempDir()
 	b, err := os.ReadFile("/proc/self/exe")
@@ -321,7 +326,7 @@ func copySelf(t *testing.T, name string) string {
 
 // sandbox runs this binary in runsc, in the agent's namespace, and gives its output.
 func (n *network) sandbox(caps bool, role string, args ...string) (string, error) {
-	t := n.t.(*testing.T)
+	t := n.t
 	runsc := runscPath(t)
 	bundle := t.TempDir()
 	root := filepath.Join(bundle, "rootfs")
@@ -352,7 +357,7 @@ func (n *network) sandbox(caps bool, role string, args ...string) (string, error
 }
 
 // runscPath finds the runtime of this repository.
-func runscPath(t *testing.T) string {
+func runscPath(t testing.TB) string {
 	t.Helper()
 	dir, err := os.Getwd()
 	must(err)
@@ -367,4 +372,54 @@ func runscPath(t *testing.T) string {
 	}
 	t.Skip("bin/lazaret-runsc is not built")
 	return ""
+}
+
+// TestSR7BatteryDuringChanges attacks while the uplink is killed and replaced, the policy flips, and
+// all is torn down.
+func TestSR7BatteryDuringChanges(t *testing.T) {
+	n := start(t, labOptions{config: batteryPolicy})
+	other := compileFor(t, policy.Config{IPv6: "on", Default: "deny", Allow: []string{"203.0.113.0/28", "2001:db8:1::/48", "10.9.0.0/16"}, Deny: []string{"10.9.1.0/24"}})
+	w := watchWire(t)
+	attacker := copySelf(t, attackerRole)
+	stop := make(chan struct{})
+	var wg sync.WaitGroup
+	rounds := 0
+	wg.Go(func() {
+		for {
+			select {
+			case <-stop:
+				return
+			default:
+			}
+			_ = n.agent.do(exec.Command(attacker).Run)
+			rounds++
+		}
+	})
+	ctx := t.Context()
+	for i := range 3 {
+		for range 50 {
+			must(n.ctl.Apply(ctx, other.Table()), n.ctl.Apply(ctx, n.policy.Table()))
+		}
+		must(syscall.Kill(n.up.PID(), syscall.SIGKILL))
+		<-n.up.Exited()
+		time.Sleep(100 * time.Millisecond)
+		packet, err := n.top.ReplaceUplink(n.ctl.Table())
+		must(err)
+		must(n.ctl.Replace(func(table policy.Table) (*control.Client, *Uplink, error) {
+			n.startUplink(UplinkConfig{Table: table}, packet)
+			return nil, n.up, nil
+		}))
+		if !n.reaches("tcp", allowedDst) {
+			t.Errorf("round %d: no network after the repair", i)
+		}
+	}
+	must(n.top.Close())
+	time.Sleep(200 * time.Millisecond)
+	close(stop)
+	wg.Wait()
+	w.stop()
+	for _, b := range w.forbidden(n.policy) {
+		t.Errorf("reached: %s", b)
+	}
+	t.Logf("%d rounds of the battery, 300 flips, 3 deaths, one teardown", rounds)
 }

@@ -39,6 +39,8 @@ func TestMain(m *testing.M) {
 	switch filepath.Base(os.Args[0]) {
 	case attackerRole:
 		os.Exit(attack())
+	case clientRole:
+		os.Exit(client(os.Args[1:]))
 	case sidecarRole:
 		os.Exit(SidecarMain())
 	case uplinkRole:
