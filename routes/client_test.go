@@ -6,6 +6,7 @@ import (
 	"io"
 	"net"
 	"os"
+	"os/exec"
 	"strconv"
 	"strings"
 	"sync"
@@ -34,6 +35,8 @@ func client(args []string) int {
 		fmt.Printf("%.3f\n", bulk(mode, addr, flows, limit)) // Gbit/s
 	case "udp-up":
 		fmt.Printf("%.3f\n", blast(addr, limit)) // Gbit/s offered
+	case "udp-down":
+		fmt.Printf("%.3f\n", drink(addr, limit)) // Gbit/s
 	case "rtt":
 		fmt.Printf("%.1f\n", pingPong(addr, limit)) // microseconds
 	case "conns":
@@ -114,6 +117,33 @@ func blast(addr string, limit time.Duration) float64 {
 	return float64(sent) * 8 / time.Since(began).Seconds() / 1e9
 }
 
+// drink asks for datagrams and counts what comes.
+func drink(addr string, limit time.Duration) float64 {
+	c, err := net.Dial("udp", addr)
+	must(err)
+	_ = c.(*net.UDPConn).SetReadBuffer(4 << 20)
+	_, err = c.Write([]byte("send"))
+	must(err)
+	p := ipv4.NewPacketConn(c.(net.PacketConn))
+	msgs := make([]ipv4.Message, 64)
+	for i := range msgs {
+		msgs[i].Buffers = [][]byte{make([]byte, 2048)}
+	}
+	total := 0
+	began := time.Now()
+	_ = c.SetDeadline(began.Add(limit))
+	for {
+		n, err := p.ReadBatch(msgs, 0)
+		if err != nil {
+			break
+		}
+		for _, m := range msgs[:n] {
+			total += m.N
+		}
+	}
+	return float64(total) * 8 / time.Since(began).Seconds() / 1e9
+}
+
 func pingPong(addr string, limit time.Duration) float64 {
 	c, err := net.Dial("tcp", addr)
 	must(err)
@@ -163,9 +193,9 @@ func TestSandboxClients(t *testing.T) {
 		{"allowed", "dial", "203.0.113.10:7", `"errno 0" <nil>`, true},
 		{"allowed IPv6", "dial", "[2001:db8:1::10]:7", `"errno 0" <nil>`, false},
 		{"refused", "dial", "203.0.113.10:81", "connection refused", true},
-		{"denied", "dial", "10.1.2.3:7", "no route to host", true},
-		{"denied IPv6", "dial", "[fd12::10]:7", "no route to host", true},
-		{"host", "dial", "198.51.100.77:7", "no route to host", true},
+		{"denied", "dial", "10.1.2.3:7", "network is unreachable", true},
+		{"denied IPv6", "dial", "[fd12::10]:7", "network is unreachable", true},
+		{"host", "dial", "198.51.100.77:7", "network is unreachable", true},
 		{"UDP", "udp", "203.0.113.10:7", "true", false},
 		{"denied UDP", "udp", "10.1.2.3:7", "false", false},
 		{"DNS", "dns", "198.18.0.1:53", "tcp SERVFAIL", false},
@@ -184,8 +214,9 @@ func TestSandboxClients(t *testing.T) {
 	}
 }
 
-// BenchmarkNetwork measures from inside the sandbox; "veth" is the sandbox's own limit: a server in
-// the sidecar's namespace, with no uplink between. Each figure is one run of two seconds.
+// BenchmarkNetwork measures from inside the sandbox, and for some rows from a process of the agent's
+// namespace; "veth" is the sandbox's own limit: a server in the sidecar's namespace, with no uplink
+// between. Each figure is one run of two seconds.
 func BenchmarkNetwork(b *testing.B) {
 	const internet = "203.0.113.10"
 	veth := fmt.Sprintf("198.18.0.1:%d", escalationPort)
@@ -207,6 +238,13 @@ func BenchmarkNetwork(b *testing.B) {
 		{"conns/16/ours", "conns", internet + ":7", 16, "conn/s", nil},
 		{"conns/16/veth", "conns", veth, 16, "conn/s", echo},
 		{"udp-up/ours", "udp-up", internet + ":11", 1, "offered-Gbit/s", nil},
+		{"udp-down/ours", "udp-down", internet + ":12", 1, "Gbit/s", nil},
+		{"namespace/up/1/ours", "up", internet + ":9", 1, "Gbit/s", nil},
+		{"namespace/down/1/ours", "down", internet + ":19", 1, "Gbit/s", nil},
+		{"namespace/udp-up/ours", "udp-up", internet + ":11", 1, "offered-Gbit/s", nil},
+		{"namespace/udp-down/ours", "udp-down", internet + ":12", 1, "Gbit/s", nil},
+		{"namespace/rtt/ours", "rtt", internet + ":7", 1, "us", nil},
+		{"namespace/conns/16/ours", "conns", internet + ":7", 16, "conn/s", nil},
 	} {
 		b.Run(row.name, func(b *testing.B) {
 			for range b.N {
@@ -219,7 +257,20 @@ func BenchmarkNetwork(b *testing.B) {
 				}
 				count := countUDP(b, internet+":11")
 				cpu, began := cpuSeconds(n.up.PID()), time.Now()
-				out, err := n.sandbox(false, clientRole, row.mode, row.addr, strconv.Itoa(row.flows), "2")
+				pourUDP(b, internet+":12")
+				args := []string{row.mode, row.addr, strconv.Itoa(row.flows), "2"}
+				run := func() (string, error) { return n.sandbox(false, clientRole, args...) }
+				if strings.HasPrefix(row.name, "namespace") {
+					run = func() (string, error) {
+						cmd := exec.Command(copySelf(b, clientRole), args...)
+						var out strings.Builder
+						cmd.Stdout = &out
+						must(n.agent.do(cmd.Start))
+						err := cmd.Wait()
+						return out.String(), err
+					}
+				}
+				out, err := run()
 				value, perr := strconv.ParseFloat(strings.TrimSpace(out), 64)
 				if err != nil || perr != nil {
 					b.Fatalf("%q, %v, %v", out, err, perr)
@@ -263,6 +314,28 @@ func countUDP(t testing.TB, addr string) func() int64 {
 	}()
 	t.Cleanup(func() { c.Close() })
 	return total.Load
+}
+
+// pourUDP sends datagrams for two seconds to whoever asks at an address of the world.
+func pourUDP(t testing.TB, addr string) {
+	t.Helper()
+	var c net.PacketConn
+	must(theWorld.place.do(func() (err error) { c, err = net.ListenPacket("udp", addr); return err }))
+	t.Cleanup(func() { c.Close() })
+	go func() {
+		_, to, err := c.ReadFrom(make([]byte, 16))
+		if err != nil {
+			return
+		}
+		p := ipv4.NewPacketConn(c)
+		msgs := make([]ipv4.Message, 32)
+		for i := range msgs {
+			msgs[i] = ipv4.Message{Buffers: [][]byte{make([]byte, 1400)}, Addr: to}
+		}
+		for began := time.Now(); time.Since(began) < 2*time.Second; {
+			_, _ = p.WriteBatch(msgs, 0)
+		}
+	}()
 }
 
 func cpuSeconds(pid int) float64 {

@@ -40,7 +40,7 @@ func TestRefusedIsRefused(t *testing.T) {
 		want       error
 	}{
 		{"closed port", "203.0.113.10:81", syscall.ECONNREFUSED},
-		{"denied", "10.1.2.3:7", syscall.EHOSTUNREACH},
+		{"denied", "10.1.2.3:7", syscall.ENETUNREACH},
 		{"host unreachable", "203.0.113.99:7", syscall.EHOSTUNREACH},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

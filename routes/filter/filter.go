@@ -145,8 +145,9 @@ func unrouted() []expr.Any {
 	return match(&expr.Fib{Register: 1, ResultOIF: true, FlagDADDR: true, FlagMARK: true, FlagPRESENT: true}, []byte{0})
 }
 
+// refuse sends the one ICMP error that gVisor's stack understands in both families.
 func refuse() []expr.Any {
-	return []expr.Any{&expr.Reject{Type: unix.NFT_REJECT_ICMPX_UNREACH, Code: unix.NFT_REJECT_ICMPX_HOST_UNREACH}}
+	return []expr.Any{&expr.Reject{Type: unix.NFT_REJECT_ICMPX_UNREACH, Code: unix.NFT_REJECT_ICMPX_NO_ROUTE}}
 }
 
 func verdict(k expr.VerdictKind) []expr.Any { return []expr.Any{&expr.Verdict{Kind: k}} }

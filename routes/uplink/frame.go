@@ -111,8 +111,8 @@ func (u unreachable) typeCode(v6 bool) (typ, code byte) {
 	switch {
 	case v6 && u == portUnreachable:
 		return byte(header.ICMPv6DstUnreachable), byte(header.ICMPv6PortUnreachable)
-	case v6:
-		return byte(header.ICMPv6DstUnreachable), byte(header.ICMPv6AddressUnreachable)
+	case v6: // gVisor's stack passes on no code but this one and the port's
+		return byte(header.ICMPv6DstUnreachable), byte(header.ICMPv6NetworkUnreachable)
 	case u == portUnreachable:
 		return byte(header.ICMPv4DstUnreachable), byte(header.ICMPv4PortUnreachable)
 	}
