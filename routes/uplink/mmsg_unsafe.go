@@ -38,7 +38,7 @@ func (b *batch) recv(fd, n int) (int, error) { return b.call(unix.SYS_RECVMMSG, 
 
 func (b *batch) call(nr uintptr, fd, n int) (int, error) {
 	for {
-		done, _, e := unix.RawSyscall6(nr, uintptr(fd), uintptr(unsafe.Pointer(&b.hdrs[0])), uintptr(n), unix.MSG_DONTWAIT, 0, 0)
+		done, _, e := unix.Syscall6(nr, uintptr(fd), uintptr(unsafe.Pointer(&b.hdrs[0])), uintptr(n), unix.MSG_DONTWAIT, 0, 0)
 		switch e {
 		case 0:
 			return int(done), nil
