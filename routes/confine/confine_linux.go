@@ -52,7 +52,7 @@ func KeepCapabilities(keep ...uintptr) error {
 	}
 	// The bounding set can be reduced only by who has CAP_SETPCAP; an unprivileged process has
 	// nothing that no_new_privs does not stop already.
-	if prctlBounding := hasCapability(unix.CAP_SETPCAP); prctlBounding {
+	if hasCapability(unix.CAP_SETPCAP) {
 		for c := uintptr(0); c <= unix.CAP_LAST_CAP; c++ {
 			if mask&(1<<c) != 0 {
 				continue
@@ -127,6 +127,9 @@ func Syscalls(allow []uintptr, rules map[uintptr]seccomp.SyscallRule) error {
 		Options: seccomp.ProgramOptions{
 			DefaultAction: seccomp.ReturnError.Code(uint16(unix.EPERM)),
 			BadArchAction: seccomp.KillProcess,
+			// The optimizer takes longer than all of a Domain's network; the program is a search tree
+			// without it too.
+			SkipOptimizations: true,
 		},
 	}
 	prog, _, err := p.Build()

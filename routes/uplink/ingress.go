@@ -92,7 +92,7 @@ func parseIP(protocol tcpip.NetworkProtocolNumber, pkt *stack.PacketBuffer) (src
 		if !ip.IsValid(pkt.Data().Size()) {
 			return src, dst, 0, 0, false
 		}
-		return netip.AddrFrom16(ip.SourceAddress().As16()), netip.AddrFrom16(ip.DestinationAddress().As16()), ip.TransportProtocol(), header.IPv6MinimumSize, true
+		return netip.AddrFrom16(ip.SourceAddress().As16()), netip.AddrFrom16(ip.DestinationAddress().As16()), tcpip.TransportProtocolNumber(ip.NextHeader()), header.IPv6MinimumSize, true
 	}
 	return src, dst, 0, 0, false
 }
