@@ -2,18 +2,22 @@ package routes
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net"
 	"net/netip"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
 	mdns "github.com/miekg/dns"
+	"github.com/vishvananda/netlink"
 	"golang.org/x/net/icmp"
 	"golang.org/x/net/ipv4"
 	"golang.org/x/net/ipv6"
+	"golang.org/x/sys/unix"
 
 	"lazaret.dev/lazaret/routes/dns"
 	"lazaret.dev/lazaret/routes/link"
@@ -267,5 +271,60 @@ func TestDNSInTheLab(t *testing.T) {
 	}
 	if a, err := ask("udp", "good.test."); err != nil || a.Rcode != mdns.RcodeServerFailure {
 		t.Errorf("without a resolver: %v, %v", a, err)
+	}
+}
+
+// TestSR8MemoryIsBounded asks for streams that nobody reads, far above the limit of memory.
+func TestSR8MemoryIsBounded(t *testing.T) {
+	n := start(t, labOptions{noUplink: true})
+	n.startUplink(UplinkConfig{Table: n.policy.Table(), Memory: 24 << 20}, n.d.Packet)
+	var open []net.Conn
+	for range 200 {
+		if c, err := n.dial("tcp", "203.0.113.10:19", 3*time.Second); err == nil {
+			_ = c.(*net.TCPConn).SetReadBuffer(4096)
+			open = append(open, c)
+		}
+	}
+	peak := 0.0
+	for range 40 {
+		time.Sleep(25 * time.Millisecond)
+		peak = max(peak, residentMB(n.up.PID()))
+	}
+	t.Logf("%d streams opened, peak %.0f MB", len(open), peak)
+	if peak > 160 {
+		t.Errorf("the uplink took %.0f MB", peak)
+	}
+	for _, c := range open {
+		c.Close()
+	}
+	eventually(t, "the network serves again", 10*time.Second, func() bool { return n.reaches("tcp", "203.0.113.10") })
+}
+
+// TestNoNetworkAtStart begins offline: refusals are quick, and the network is there as soon as the
+// host has it, without anyone doing anything.
+func TestNoNetworkAtStart(t *testing.T) {
+	h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
+	must(err)
+	defer h.Close()
+	lan, err := h.LinkByName("lan0")
+	must(err)
+	def := &netlink.Route{LinkIndex: lan.Attrs().Index, Dst: &net.IPNet{IP: net.IPv4zero, Mask: net.CIDRMask(0, 32)}, Gw: net.ParseIP("192.168.50.1")}
+	must(h.RouteDel(def))
+	online := false
+	defer func() {
+		if !online {
+			must(h.RouteAdd(def))
+		}
+	}()
+	n := start(t, labOptions{})
+	began := time.Now()
+	_, err = n.dial("tcp", "203.0.113.10:7", 5*time.Second)
+	if !errors.Is(err, syscall.EHOSTUNREACH) || time.Since(began) > time.Second {
+		t.Errorf("offline: %v after %v", err, time.Since(began))
+	}
+	must(h.RouteAdd(def))
+	online = true
+	if !n.reaches("tcp", "203.0.113.10") || !n.reaches("udp", "203.0.113.10") {
+		t.Error("the network that came up is not used")
 	}
 }

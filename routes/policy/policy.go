@@ -60,6 +60,20 @@ type LiveRule struct {
 	Until   time.Time // zero: until the Domain ends
 }
 
+// Active gives the rules that hold at now, and when the next of them ends (zero: never).
+func Active(live []LiveRule, now time.Time) (active []LiveRule, next time.Time) {
+	for _, l := range live {
+		if !l.Until.IsZero() && !now.Before(l.Until) {
+			continue
+		}
+		active = append(active, l)
+		if !l.Until.IsZero() && (next.IsZero() || l.Until.Before(next)) {
+			next = l.Until
+		}
+	}
+	return active, next
+}
+
 // Layer says where a rule came from. A later layer replaces an earlier one for an equal prefix.
 type Layer uint8
 

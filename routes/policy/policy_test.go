@@ -174,6 +174,19 @@ func TestCheckLive(t *testing.T) {
 	}
 }
 
+func TestActive(t *testing.T) {
+	now := time.Unix(1000, 0)
+	p := netip.MustParsePrefix("10.0.0.0/8")
+	live := []LiveRule{{p, Allow, now}, {p, Deny, now.Add(2)}, {p, Allow, time.Time{}}, {p, Allow, now.Add(1)}}
+	active, next := Active(live, now)
+	if len(active) != 3 || !next.Equal(now.Add(1)) {
+		t.Errorf("%v, %v", active, next)
+	}
+	if active, next = Active(live[2:3], now); len(active) != 1 || !next.IsZero() {
+		t.Errorf("%v, %v", active, next)
+	}
+}
+
 // slowVerdict is the reference: it scans all rules and keeps the longest, strongest match.
 func slowVerdict(cfg Config, host Host, live []LiveRule, addr netip.Addr) Verdict {
 	if addr.Is6() && cfg.IPv6 != "on" {

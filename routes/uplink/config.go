@@ -23,6 +23,7 @@ const (
 // Events for the coordinator.
 const (
 	EventReset  = "reset"  // Reset: flows that a new policy forbids
+	EventShed   = "shed"   // Reset: flows given up for want of memory
 	EventQuery  = "query"  // dns.Query, when asked for
 	EventFailed = "failed" // Failed: the process is about to end
 )
@@ -36,7 +37,7 @@ type Config struct {
 
 	MaxTCP      int   `json:"max_tcp"`      // flows; 0 means 4096
 	MaxDatagram int   `json:"max_datagram"` // UDP and echo flows; 0 means 2048
-	Memory      int64 `json:"memory"`       // soft limit of the heap in bytes; 0 means 256 MiB
+	Memory      int64 `json:"memory"`       // bytes in use above which flows are given up; 0 means 256 MiB
 }
 
 func (c Config) orDefaults() Config {

@@ -12,7 +12,8 @@ import (
 // the sidecar, and the host's routing table. Before the first policy it denies everything.
 type gate struct {
 	routes  *hostRoutes
-	proxied bool // TCP goes to a proxy, so the host needs no route to the destination
+	proxied bool        // TCP goes to a proxy, so the host needs no route to the destination
+	full    atomic.Bool // no memory for more flows
 	policy  atomic.Pointer[policy.Index]
 }
 

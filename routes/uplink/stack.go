@@ -86,8 +86,8 @@ func joinLinks(s *stack.Stack) error {
 func tuneTCP(s *stack.Stack) error {
 	sack, moderate, tw := tcpip.TCPSACKEnabled(true), tcpip.TCPModerateReceiveBufferOption(true), tcpip.TCPTimeWaitTimeoutOption(timeWait)
 	// Above these sizes memory grows, speed does not.
-	rcv := tcpip.TCPReceiveBufferSizeRangeOption{Min: tcp.MinBufferSize, Default: 256 << 10, Max: 1 << 20}
-	snd := tcpip.TCPSendBufferSizeRangeOption{Min: tcp.MinBufferSize, Default: 256 << 10, Max: 1 << 20}
+	rcv := tcpip.TCPReceiveBufferSizeRangeOption{Min: tcp.MinBufferSize, Default: 256 << 10, Max: 512 << 10}
+	snd := tcpip.TCPSendBufferSizeRangeOption{Min: tcp.MinBufferSize, Default: 256 << 10, Max: 512 << 10}
 	for _, o := range []tcpip.SettableTransportProtocolOption{&sack, &moderate, &tw, &rcv, &snd} {
 		if err := s.SetTransportProtocolOption(tcp.ProtocolNumber, o); err != nil {
 			return fmt.Errorf("%w: set %T: %s", errStack, o, err)

@@ -106,7 +106,7 @@ var errDenied = errors.New("denied by the policy")
 func (t *tcpRelay) add(f *tcpFlow) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if len(t.flows) >= t.max {
+	if len(t.flows) >= t.max || t.gate.full.Load() {
 		return false
 	}
 	t.flows[f] = struct{}{}

@@ -140,6 +140,7 @@ func (u *uplink) start(c Config) error {
 	}()
 	go func() { u.fail(fmt.Errorf("DNS: %w", u.dns.Serve())) }()
 	u.gate = g
+	go u.watchMemory(c.Memory)
 	return nil
 }
 
@@ -189,7 +190,7 @@ const reservedFDs = 160
 // limitSelf bounds what the process can use, and lowers the numbers of flows to what the limit of
 // descriptors permits.
 func limitSelf(c *Config) {
-	debug.SetMemoryLimit(c.Memory)
+	debug.SetMemoryLimit(c.Memory * 2)
 	runtime.GOMAXPROCS(min(runtime.NumCPU(), 4)) // said aloud, the runtime stops reading cgroup files
 	var lim unix.Rlimit
 	if unix.Getrlimit(unix.RLIMIT_NOFILE, &lim) == nil {
