@@ -71,6 +71,7 @@ func newSelf(name string) (Self, error) {
 		return s, fmt.Errorf("role %q is started by lazaret only", name)
 	}
 	os.Clearenv()
+	unix.Umask(0o022) // the caller's is not ours
 	if err := unix.CloseRange(uint(fdFiles+nfiles), ^uint(0), 0); err != nil {
 		return s, fmt.Errorf("close inherited descriptors: %w", err)
 	}
