@@ -25,12 +25,14 @@ const stageEnv = "LAZARET_NSTEST_STAGE"
 // binary inside the namespaces and exits with its status; inside it returns.
 func Main() {
 	switch os.Getenv(stageEnv) {
+	case "done":
+		return // a child made by Child: it is inside already
 	case "":
 		os.Exit(outside())
 	case "mapped":
 		become()
 	}
-	os.Unsetenv(stageEnv)
+	os.Setenv(stageEnv, "done")
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
 		fatal("make mounts private", err)
 	}
@@ -163,4 +165,34 @@ func Needs(t testing.TB, what string, err error) {
 	default:
 		t.Skipf("%s: %v", what, err)
 	}
+}
+
+const roleEnv = "LAZARET_NSTEST_ROLE"
+
+// Role is what Child was asked to run, empty in the test process. TestMain dispatches on it.
+func Role() string { return os.Getenv(roleEnv) }
+
+// Child prepares the test binary, in the same namespaces, to run role with the given arguments
+// (os.Args[1:] there).
+func Child(role string, args ...string) *exec.Cmd {
+	cmd := exec.Command("/proc/self/exe", args...)
+	cmd.Env = append(os.Environ(), roleEnv+"="+role)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: unix.SIGKILL}
+	return cmd
+}
+
+// KillSelf ends this process as kill -9 does.
+func KillSelf() {
+	_ = unix.Kill(os.Getpid(), unix.SIGKILL)
+	select {}
+}
+
+// Killed tells whether err is that end.
+func Killed(err error) bool {
+	var exit *exec.ExitError
+	if !errors.As(err, &exit) {
+		return false
+	}
+	st, ok := exit.Sys().(syscall.WaitStatus)
+	return ok && st.Signaled() && st.Signal() == unix.SIGKILL
 }
