@@ -248,6 +248,9 @@ func (a *Anchor) Close() error {
 	return err
 }
 
+// Dir is the anchor's directory in the Domain Root.
+func (a *Anchor) Dir() string { return a.dir }
+
 // Path is the anchored path in the sandbox.
 func (a *Anchor) Path() string { return a.path }
 

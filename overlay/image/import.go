@@ -323,7 +323,13 @@ func (im *importer) run(src source, p *parsed) (string, error) {
 	}
 	_, err := im.store.CreateImage(id, nil, parent, "", opts)
 	if errors.Is(err, storage.ErrDuplicateID) {
-		return id, nil
+		// The library records an image before its documents: one killed in between has none.
+		err = nil
+		for _, d := range opts.BigData {
+			if _, missing := im.store.ImageBigData(id, d.Key); missing != nil {
+				err = errors.Join(err, im.store.SetImageBigData(id, d.Key, d.Data, func(b []byte) (digest.Digest, error) { return digest.FromBytes(b), nil }))
+			}
+		}
 	}
 	if err != nil {
 		return "", explainDisk(fmt.Errorf("record image: %w", err))

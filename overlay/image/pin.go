@@ -62,8 +62,12 @@ func (p *Pin) Release() error {
 	return err
 }
 
+func unknownContainer(err error) bool {
+	return errors.Is(err, storage.ErrContainerUnknown) || errors.Is(err, storage.ErrNotAContainer)
+}
+
 func (s *Store) deletePin(id string) error {
-	if err := s.store.DeleteContainer(id); err != nil && !errors.Is(err, storage.ErrContainerUnknown) {
+	if err := s.store.DeleteContainer(id); err != nil && !unknownContainer(err) {
 		return fmt.Errorf("release pin %.12s: %w", id, err)
 	}
 	if err := os.Remove(s.pinLock(id)); err != nil && !os.IsNotExist(err) {
@@ -112,7 +116,7 @@ func (s *Store) StrayLocks() ([]string, error) {
 	}
 	var out []string
 	for _, e := range entries {
-		if _, err := s.store.Container(e.Name()); errors.Is(err, storage.ErrContainerUnknown) && !s.pinLive(e.Name()) {
+		if _, err := s.store.Container(e.Name()); unknownContainer(err) && !s.pinLive(e.Name()) {
 			out = append(out, e.Name())
 		}
 	}

@@ -63,6 +63,15 @@ func (s *Store) Pull(ctx context.Context, reference string, opt PullOptions) (re
 		return Record{}, false, fmt.Errorf("pull image %q: %w", reference, err)
 	}
 	img, err := s.Image(id)
+	if err != nil && !errors.Is(err, ErrForeign) {
+		// An earlier pull was killed between the image's record and its documents.
+		if err = s.DeleteImage(id); err == nil {
+			_, err = s.fetch(ctx, ref, opt, out)
+		}
+		if err == nil {
+			img, err = s.Image(id)
+		}
+	}
 	if err != nil {
 		return Record{}, false, fmt.Errorf("pull image %q: %w", reference, err)
 	}
