@@ -256,6 +256,10 @@ func compose(in Input) (_ *Result, err error) {
 			err = errors.Join(err, r.Close())
 		}
 	}()
+	// Another Domain's mounts must not meet our undo step.
+	if entries, err := os.ReadDir(in.Work); err != nil || len(entries) > 0 {
+		return nil, errors.Join(fmt.Errorf("work directory %q is not empty", in.Work), err)
+	}
 	r.push(func() error { return clear(in.Work) })
 	for _, d := range []string{"skeleton", "empty", "root", "anchors", "scratch"} {
 		if err := os.Mkdir(filepath.Join(in.Work, d), 0o755); err != nil {

@@ -154,7 +154,12 @@ func TestFR4ComposeImage(t *testing.T) {
 	if !slices.IsSortedFunc(r.Mounts, func(a, b Mount) int { return strings.Compare(a.Destination, b.Destination) }) || len(r.Mounts) != 2 {
 		t.Errorf("mounts %+v", r.Mounts)
 	}
-	if _, err := Compose(in); !errors.Is(err, anchor.ErrBusy) {
+	again := in
+	if _, err := Compose(again); err == nil {
+		t.Error("a used work directory was accepted")
+	}
+	again.Work = tempDir(t)
+	if _, err := Compose(again); !errors.Is(err, anchor.ErrBusy) {
 		t.Errorf("a second Domain got the anchors: %v", err)
 	}
 	must(t, r.Close(), r.Close())
