@@ -85,6 +85,7 @@ type Info struct {
 	Meta      *Meta      `json:"meta,omitempty"` // nil: empty or damaged
 	InUse     bool       `json:"in_use"`
 	Damaged   bool       `json:"damaged,omitempty"`
+	Leftover  bool       `json:"leftover,omitempty"` // a killed step left something; Lock removes it
 	Snapshots []Snapshot `json:"snapshots,omitempty"`
 }
 
@@ -151,6 +152,8 @@ func inspect(dir, path string) Info {
 	case !os.IsNotExist(err):
 		info.Damaged = true
 	}
+	entries, _ := os.ReadDir(dir)
+	info.Leftover = slices.ContainsFunc(entries, func(e os.DirEntry) bool { return strings.HasPrefix(e.Name(), tmpPrefix) })
 	names, _ := os.ReadDir(filepath.Join(dir, "snapshots"))
 	for _, n := range names {
 		if m, err := readGeneration(filepath.Join(dir, "snapshots", n.Name()), path); err == nil {
