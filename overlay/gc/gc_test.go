@@ -59,6 +59,13 @@ func opened(t testing.TB, dir string) Config {
 	return c
 }
 
+// held keeps the locks of the "live" role from the garbage collector.
+var held struct {
+	domain *DomainLock
+	pin    *image.Pin
+	anchor *anchor.Anchor
+}
+
 var roles = map[string]func() int{
 	// gc DIR N: collects everything and is killed at the n-th step
 	"gc": func() int {
@@ -93,20 +100,21 @@ var roles = map[string]func() int{
 		c, ic := paths(os.Args[1])
 		s, err := image.Open(ic)
 		if err == nil {
-			_, err = LockDomain(c.Run, "alive")
+			held.domain, err = LockDomain(c.Run, "alive")
 		}
 		if err == nil {
-			_, err = s.Pin(os.Args[2], "alive")
+			held.pin, err = s.Pin(os.Args[2], "alive")
 		}
 		if err == nil {
-			_, err = anchor.Lock(c.Domains+"/alive", "/home/agent")
+			held.anchor, err = anchor.Lock(c.Domains+"/alive", "/home/agent")
 		}
 		if err != nil {
 			fmt.Println(err)
 			return 1
 		}
 		fmt.Println("up")
-		select {}
+		time.Sleep(time.Hour)
+		return 0
 	},
 	// die DIR IMAGE: leaves a dead pin
 	"die": func() int {

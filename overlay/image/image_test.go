@@ -44,14 +44,16 @@ var roles = map[string]func() int{
 	// pin ROOT RUN ID: holds a pin until killed
 	"pin": func() int {
 		s, err := Open(Config{Root: os.Args[1], Run: os.Args[2]})
+		var p *Pin
 		if err == nil {
-			_, err = s.Pin(os.Args[3], "domain-x")
+			p, err = s.Pin(os.Args[3], "domain-x")
 		}
 		if err != nil {
 			return status(err)
 		}
 		fmt.Println("pinned")
-		select {}
+		time.Sleep(time.Hour)
+		return status(p.Release())
 	},
 }
 

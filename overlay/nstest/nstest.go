@@ -15,6 +15,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -184,7 +185,9 @@ func Child(role string, args ...string) *exec.Cmd {
 // KillSelf ends this process as kill -9 does.
 func KillSelf() {
 	_ = unix.Kill(os.Getpid(), unix.SIGKILL)
-	select {}
+	for {
+		time.Sleep(time.Hour)
+	}
 }
 
 // Killed tells whether err is that end.
