@@ -79,7 +79,7 @@ func Busybox(t testing.TB, extra ...File) []byte {
 		{Name: "etc/passwd", Body: "root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534::/:/bin/false\n"},
 		{Name: "etc/group", Body: "root:x:0:\nstaff:x:50:agent,node\n"},
 	}
-	for _, a := range []string{"sh", "cat", "ls", "rm", "mv", "mkdir", "ln", "id", "stat", "echo", "touch", "chmod", "chown", "test", "find", "sleep", "sync", "rmdir", "dd", "cp"} {
+	for _, a := range []string{"sh", "cat", "ls", "rm", "mv", "mkdir", "ln", "id", "stat", "echo", "touch", "chmod", "chown", "test", "find", "sleep", "sync", "rmdir", "dd", "cp", "grep", "true"} {
 		files = append(files, File{Name: "bin/" + a, Type: tar.TypeSymlink, Link: "busybox"})
 	}
 	return Layer(t, append(files, extra...)...)
