@@ -42,15 +42,15 @@ import (
 
 var (
 	// ErrBusy means that a running Domain, or another command, uses the anchor.
-	ErrBusy = errors.New("State Anchor is in use")
+	ErrBusy = errors.New("the State Anchor is in use")
 	// ErrBaseChanged means that the anchor was written over another base and no choice was made.
-	ErrBaseChanged = errors.New("State Anchor was written over another base image")
+	ErrBaseChanged = errors.New("the State Anchor was written over another base image")
 	// ErrNoSnapshot means that no snapshot has that name.
 	ErrNoSnapshot = errors.New("no such snapshot")
 	// ErrDamaged means that a generation lacks its record or its data; reset or restore mends it.
-	ErrDamaged = errors.New("State Anchor is damaged")
+	ErrDamaged = errors.New("the State Anchor is damaged")
 	// ErrClosed is returned after Close.
-	ErrClosed = errors.New("State Anchor is closed")
+	ErrClosed = errors.New("the State Anchor is closed")
 )
 
 // Base identifies what an anchor was written over. Equal Keys mean equal content.
@@ -68,6 +68,7 @@ type Meta struct {
 	Base    Base      `json:"base"`
 	Created time.Time `json:"created"`
 	Bases   []Base    `json:"earlier_bases,omitempty"` // newest last, at most maxEarlier
+	Seeded  string    `json:"seeded,omitempty"`        // key of the base whose directories were seeded last
 }
 
 const (
@@ -325,6 +326,9 @@ func (a *Anchor) Mount(base Base, lowers []string, want *Owner, target string, n
 			return a.errorf("begin", err)
 		}
 	}
+	if err := a.seedFor(base, lowers); err != nil {
+		return a.errorf("seed", err)
+	}
 	work := a.file("current", "work")
 	if err := tree.RemovePath(a.file("current"), "work"); err != nil {
 		return a.errorf("clear work directory of", err)
@@ -354,6 +358,9 @@ func (a *Anchor) begin(base Base, lowers []string, want *Owner, now time.Time) e
 			return &os.PathError{Op: "stat", Path: lowers[0], Err: err}
 		}
 		want = &Owner{int(st.Uid), int(st.Gid), st.Mode & 0o7777}
+		if unmapped(st) {
+			want.UID, want.GID = 0, 0
+		}
 	}
 	tmp, err := a.newTmp()
 	if err != nil {
@@ -364,10 +371,7 @@ func (a *Anchor) begin(base Base, lowers []string, want *Owner, now time.Time) e
 	if err := os.Mkdir(upper, 0o700); err != nil {
 		return err
 	}
-	if err := os.Chown(upper, want.UID, want.GID); err != nil {
-		return err
-	}
-	if err := unix.Chmod(upper, want.Mode); err != nil {
+	if err := own(upper, *want); err != nil {
 		return err
 	}
 	m := Meta{Version: metaVersion, Path: a.path, Base: base, Created: now.UTC()}
@@ -380,6 +384,30 @@ func (a *Anchor) begin(base Base, lowers []string, want *Owner, now time.Time) e
 	}
 	a.hook("begin: renamed")
 	return tree.SyncDir(a.dir)
+}
+
+// seedFor seeds once per base. Seeded directories get the owner of the anchor's own.
+func (a *Anchor) seedFor(base Base, lowers []string) error {
+	var low, top unix.Stat_t
+	upper := a.file("current", "upper")
+	if err := unix.Lstat(lowers[0], &low); err != nil {
+		return &os.PathError{Op: "stat", Path: lowers[0], Err: err}
+	}
+	if !unmapped(low) {
+		return nil
+	}
+	m, err := a.Meta()
+	if err != nil || m.Seeded == base.Key {
+		return err
+	}
+	if err := unix.Lstat(upper, &top); err != nil {
+		return &os.PathError{Op: "stat", Path: upper, Err: err}
+	}
+	if err := seed(upper, lowers[0], Owner{UID: int(top.Uid), GID: int(top.Gid)}); err != nil {
+		return err
+	}
+	m.Seeded = base.Key
+	return writeMeta(a.file("current"), *m)
 }
 
 // Keep records base as the one that the present content belongs over; the content stays.

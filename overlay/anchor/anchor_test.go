@@ -264,6 +264,47 @@ func TestAnchorDamagedIsNotStartedOver(t *testing.T) {
 	}
 }
 
+// TestFR4AnchorOverHostDirectory uses a directory of the host's root, whose ids have no mapping here.
+func TestFR4AnchorOverHostDirectory(t *testing.T) {
+	const low = "/etc" // small, everywhere, root's
+	var st unix.Stat_t
+	must(t, unix.Lstat(low+"/profile.d", &st))
+	if st.Uid != nobody {
+		t.Fatalf("%s belongs to uid %d", low, st.Uid)
+	}
+	root := t.TempDir()
+	a := lock(t, root)
+	target := t.TempDir()
+	mountIt := func(b Base) {
+		must(t, a.Mount(b, []string{low}, &Owner{1000, 1000, 0o755}, target, day))
+		t.Cleanup(func() { _ = mount.Detach(target) })
+	}
+	mountIt(base1)
+	host, err := os.ReadFile(low + "/passwd")
+	must(t, err)
+	must(t, os.WriteFile(target+"/profile.d/mine", []byte("x"), 0o600), os.Mkdir(target+"/profile.d/dir", 0o700), os.RemoveAll(target+"/skel"),
+		os.WriteFile(target+"/new", []byte("replaced"), 0o644), os.Rename(target+"/new", target+"/passwd"))
+	must(t, unix.Lstat(target+"/profile.d", &st))
+	if st.Uid != 1000 || get(target+"/passwd") != "replaced" {
+		t.Fatalf("owner %d", st.Uid)
+	}
+	if now, _ := os.ReadFile(low + "/passwd"); string(now) != string(host) {
+		t.Fatal("the host's file changed")
+	}
+	must(t, mount.Detach(target))
+	rep, err := Diff(a.dir, []string{low}, 100, t.TempDir())
+	must(t, err)
+	if s := fmt.Sprint(rep.Changes); s != "[{changed passwd 8} {added profile.d/dir 0} {added profile.d/mine 1} {removed skel 0}]" {
+		t.Fatal(s)
+	}
+	must(t, a.Keep(base2)) // an upgraded host: seeded again, the agent's removal stays
+	mountIt(base2)
+	if get(target+"/profile.d/mine") != "x" || get(target + "/skel/.bashrc")[0] != '!' {
+		t.Fatal("seeding again changed what the agent did")
+	}
+	must(t, mount.Detach(target))
+}
+
 func TestSubLowers(t *testing.T) {
 	dir := t.TempDir()
 	l := func(n int) string { return fmt.Sprintf("%s/l%d", dir, n) }

@@ -145,8 +145,8 @@ func (c *comparison) enter(e tree.Entry) error {
 		}
 		return c.add(Changed, e.Path(), e.Stat)
 	}
-	if e.Mount {
-		return tree.SkipDir
+	if e.Closed != nil {
+		return tree.ErrSkipDir
 	}
 	var next *os.File
 	if have && st.Mode&unix.S_IFMT == unix.S_IFDIR {
@@ -164,7 +164,7 @@ func (c *comparison) enter(e tree.Entry) error {
 		return c.add(Added, e.Path(), e.Stat)
 	case next == nil:
 		return c.add(Changed, e.Path(), e.Stat)
-	case st.Uid != e.Stat.Uid || st.Gid != e.Stat.Gid || st.Mode != e.Stat.Mode:
+	case st.Mode != e.Stat.Mode, !unmapped(st) && (st.Uid != e.Stat.Uid || st.Gid != e.Stat.Gid): // see seed
 		if err := c.add(Changed, e.Path(), e.Stat); err != nil {
 			return err
 		}

@@ -321,7 +321,7 @@ func pointsWithin(target, anchorPath string, points []Point) error {
 			continue
 		}
 		if err := pointWithin(root, rel, p); err != nil {
-			return fmt.Errorf("State Anchor %q: %w", anchorPath, err)
+			return fmt.Errorf("mount points in State Anchor %q: %w", anchorPath, err)
 		}
 	}
 	return nil

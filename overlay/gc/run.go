@@ -36,7 +36,7 @@ func (c Config) step(name string) {
 }
 
 // ErrLive means that the Domain runs.
-var ErrLive = errors.New("Domain is running")
+var ErrLive = errors.New("the Domain is running")
 
 const (
 	lockName       = "lock"

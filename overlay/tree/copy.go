@@ -79,8 +79,8 @@ func (c *copier) copyOne(e Entry) error {
 	}
 	switch e.Type() {
 	case unix.S_IFDIR:
-		if e.Mount {
-			return errors.New("another file system is mounted here")
+		if e.Closed != nil {
+			return e.Closed
 		}
 		if err := unix.Mkdirat(to, e.Name, 0o700); err != nil {
 			return err

@@ -53,7 +53,7 @@ func Remove(dir *os.File, name string) error {
 						return fmt.Errorf("flatten %q: %w", e.Name, err)
 					}
 					moved++
-					return SkipDir
+					return ErrSkipDir
 				}
 			},
 			Leave: func(e Entry) error { return ignoreGone(unlink(e.Dir, e.Name, unix.AT_REMOVEDIR)) },

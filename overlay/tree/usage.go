@@ -17,13 +17,14 @@ type Usage struct {
 const maxLinks = 1 << 20
 
 // Measure adds up the tree below dir. A tree in use is measured as far as it holds still:
-// Partial is set when it was moved or is too large to remember.
+// Partial is set when it was moved, is too large to remember, or has parts on other mounts.
 func Measure(dir *os.File) (Usage, error) {
 	type inode struct{ dev, ino uint64 }
 	seen := map[inode]struct{}{}
 	var u Usage
 	err := Walk(dir, Visitor{Enter: func(e Entry) error {
 		u.Entries++
+		u.Partial = u.Partial || e.Closed != nil
 		if e.Stat.Nlink > 1 && !e.IsDir() {
 			id := inode{e.Stat.Dev, e.Stat.Ino}
 			if _, dup := seen[id]; dup {

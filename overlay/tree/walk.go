@@ -28,8 +28,8 @@ var (
 	ErrTooLarge = errors.New("too many directories in one tree")
 	// ErrChanged means that the tree was moved while it was walked; the walk stops.
 	ErrChanged = errors.New("directory was moved during the walk")
-	// SkipDir, returned by a visit of a directory, leaves out what is below it.
-	SkipDir = errors.New("skip this directory")
+	// ErrSkipDir, returned by a visit of a directory, leaves out what is below it.
+	ErrSkipDir = errors.New("skip this directory")
 )
 
 // Entry is one visited name. Dir is valid during the visit only.
@@ -37,8 +37,9 @@ type Entry struct {
 	Dir  *os.File // the open parent directory
 	Name string
 	Stat unix.Stat_t
-	// Mount marks a directory of another mount or device; it is not entered.
-	Mount bool
+	// Closed is why a directory is not entered: EXDEV for one of another mount or device, EACCES
+	// for one that this user namespace may not read.
+	Closed error
 
 	parents []string
 }
@@ -66,7 +67,7 @@ func IsWhiteout(st unix.Stat_t) bool {
 // Visitor receives a walk's entries. A directory is visited by Enter before what is below it, and
 // by Leave after it. The first error ends the walk.
 type Visitor struct {
-	Enter func(Entry) error // SkipDir is understood for directories; then Leave is not called
+	Enter func(Entry) error // ErrSkipDir is understood for directories; then Leave is not called
 	Leave func(Entry) error // optional
 }
 
@@ -178,9 +179,12 @@ func (w *walk) down(name string) error {
 	if err == unix.ENOENT || err == unix.ENOTDIR || err == unix.ELOOP {
 		return nil
 	}
-	if err == unix.EXDEV || err == nil && e.Stat.Dev != w.stack[0].dev {
+	if err == nil && e.Stat.Dev != w.stack[0].dev {
 		next.Close()
-		e.Mount = true
+		err = unix.EXDEV
+	}
+	if err == unix.EXDEV || err == unix.EACCES {
+		e.Closed = err
 		return w.enter(e)
 	}
 	if err != nil {
@@ -193,7 +197,7 @@ func (w *walk) down(name string) error {
 	}
 	if err := w.v.Enter(e); err != nil {
 		next.Close()
-		if errors.Is(err, SkipDir) {
+		if errors.Is(err, ErrSkipDir) {
 			return nil
 		}
 		return err
@@ -207,7 +211,7 @@ func (w *walk) down(name string) error {
 
 // enter shows an entry that is not descended into.
 func (w *walk) enter(e Entry) error {
-	if err := w.v.Enter(e); err != nil && !errors.Is(err, SkipDir) {
+	if err := w.v.Enter(e); err != nil && !errors.Is(err, ErrSkipDir) {
 		return err
 	}
 	return nil
