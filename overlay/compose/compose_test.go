@@ -120,6 +120,12 @@ func codes(r *Result) string {
 func TestFR4ComposeImage(t *testing.T) {
 	_, img := imported(t, nstest.Image{Layers: [][]byte{nstest.Busybox(t), nstest.Layer(t, nstest.File{Name: "home/", Mode: 0o711, UID: 7, GID: 8})}})
 	in := input(t, img)
+	fds := descriptors(t)
+	defer func() {
+		if now := descriptors(t); now != fds {
+			t.Errorf("%d descriptors before, %d after", fds, now)
+		}
+	}()
 	r := composed(t, in)
 	for path, want := range map[string]string{
 		"/home":                  "40711 7:8",
@@ -383,6 +389,13 @@ func TestTwentyDomainsOnOneImage(t *testing.T) {
 	if after := mountCount(t); after != before {
 		t.Fatalf("%d mounts before, %d after", before, after)
 	}
+}
+
+func descriptors(t testing.TB) int {
+	t.Helper()
+	d, err := os.ReadDir("/proc/self/fd")
+	must(t, err)
+	return len(d)
 }
 
 func mountCount(t testing.TB) int {
