@@ -15,6 +15,9 @@
 // storage/pkg/reexec.Init first: layers are unpacked in a re-executed, chrooted child.
 // unshare.MaybeReexecUsingUserNamespace must never be called: without cgo it loops.
 //
+// `lazaret image pull` and `lazaret image update` are both [Store.Pull]; the superseded image stays
+// for the Domains that run on it, until gc. A start is Share, Resolve, Image, Pin, Release of the Guard.
+//
 // Podman's own commands do not see this store unless told to; told to, they may be used beside it.
 package image
 
