@@ -104,7 +104,7 @@ func TestSetupTime(t *testing.T) {
 	}
 	t.Logf("set-up and teardown: best %v, mean %v of %d; processor time %v, and of the sidecar %v", best, sum/rounds, rounds,
 		(cpuOf(syscall.RUSAGE_SELF)-own)/rounds, (cpuOf(syscall.RUSAGE_CHILDREN)-sidecars)/rounds)
-	if best > 100*time.Millisecond {
+	if best > time.Second { // the aim of 25 ms is for a quiet machine; this is for a gross mistake
 		t.Errorf("set-up takes %v at best", best)
 	}
 }
