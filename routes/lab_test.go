@@ -353,8 +353,7 @@ func visit(t testing.TB, ns *os.File) *place {
 	t.Helper()
 	p := &place{jobs: make(chan func())}
 	errc := make(chan error)
-	go func() {
-		runtime.LockOSThread()
+	onOwnThread(func() {
 		err := unix.Setns(int(ns.Fd()), unix.CLONE_NEWNET)
 		errc <- err
 		if err != nil {
@@ -363,7 +362,7 @@ func visit(t testing.TB, ns *os.File) *place {
 		for job := range p.jobs {
 			job()
 		}
-	}()
+	})
 	if err := <-errc; err != nil {
 		t.Fatal(err)
 	}

@@ -4,10 +4,13 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"os"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"lazaret.dev/lazaret/routes/policy"
 )
@@ -168,5 +171,24 @@ func TestHalfClose(t *testing.T) {
 	}
 	if _, err := c.Read(b); err == nil || err.Error() != "EOF" {
 		t.Fatalf("the end did not come through: %v", err)
+	}
+}
+
+// TestFirstThreadStaysAtHome makes places while all threads but few are taken. A place on the
+// process's first thread would keep its namespace for good, since that thread never ends.
+func TestFirstThreadStaysAtHome(t *testing.T) {
+	home := nsOf(t, os.Getpid(), "net")
+	for range 300 {
+		p, err := newPlace()
+		must(err)
+		must(p.do(func() error {
+			if unix.Gettid() == unix.Getpid() {
+				return errors.New("a place is on the first thread")
+			}
+			return nil
+		}), p.leave())
+	}
+	if now := nsOf(t, os.Getpid(), "net"); now != home {
+		t.Errorf("the first thread is in %s, not in %s", now, home)
 	}
 }
