@@ -3,6 +3,7 @@ package nsenter
 import (
 	"encoding/json"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -16,7 +17,7 @@ type Mount struct {
 	Source, Target string
 	Type           string // "bind", "tmpfs", "proc", "sysfs"
 	Options        []string
-	// Annotations are runsc's per-mount hints (dev.gvisor.spec.mount.NAME.KEY), by KEY.
+	// Annotations are those of the bundle that this mount needs, such as runsc's hints.
 	Annotations map[string]string
 }
 
@@ -28,6 +29,8 @@ type Sandbox struct {
 	Mounts   []Mount
 	NoFile   uint64 // RLIMIT_NOFILE of every process
 	NProc    uint64 // RLIMIT_NPROC of every user
+	// Annotations of the bundle, besides those of the mounts; may be nil.
+	Annotations map[string]string
 }
 
 // AgentProcess describes one process of the agent: no capabilities and no way to gain any (SR-7). Its resource limits
@@ -68,11 +71,10 @@ func (s Sandbox) WriteBundle(dir string) error {
 	}
 	mounts := slices.Clone(s.Mounts)
 	slices.SortStableFunc(mounts, func(a, b Mount) int { return strings.Compare(a.Target, b.Target) })
-	for i, m := range mounts {
+	maps.Copy(spec.Annotations, s.Annotations)
+	for _, m := range mounts {
 		spec.Mounts = append(spec.Mounts, specs.Mount{Destination: m.Target, Type: m.Type, Source: m.Source, Options: m.Options})
-		for k, v := range m.Annotations {
-			spec.Annotations[fmt.Sprintf("dev.gvisor.spec.mount.m%d.%s", i, k)] = v
-		}
+		maps.Copy(spec.Annotations, m.Annotations)
 	}
 	b, err := json.MarshalIndent(spec, "", "  ")
 	if err != nil {

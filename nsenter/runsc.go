@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -68,6 +69,7 @@ type Runtime struct {
 	Logs   string // directory for runsc's logs
 	Reaper *Reaper
 	Flags  []string // further global flags
+	Env    []string // further variables of Create, and so of the gofer
 }
 
 // containerID is constant: each Runtime has a State of its own.
@@ -75,7 +77,7 @@ const containerID = "agent"
 
 // Create prepares the sandbox of a bundle directory; nothing of the agent runs before [Runtime.StartInit].
 func (r *Runtime) Create(bundle string) error {
-	return r.run("create", "--bundle", bundle, "--pid-file", r.pidFile(), containerID)
+	return r.run(r.Env, "create", "--bundle", bundle, "--pid-file", r.pidFile(), containerID)
 }
 
 func (r *Runtime) pidFile() string { return filepath.Join(r.State, "sandbox.pid") }
@@ -96,11 +98,11 @@ func readPID(file string) (int, error) {
 }
 
 // StartInit starts the sandbox's first process.
-func (r *Runtime) StartInit() error { return r.run("start", containerID) }
+func (r *Runtime) StartInit() error { return r.run(nil, "start", containerID) }
 
 // Kill signals one process of the sandbox, by its pid inside.
 func (r *Runtime) Kill(pid int, sig unix.Signal) error {
-	return r.run("kill", "--pid", strconv.Itoa(pid), containerID, strconv.Itoa(int(sig)))
+	return r.run(nil, "kill", "--pid", strconv.Itoa(pid), containerID, strconv.Itoa(int(sig)))
 }
 
 // Exec is one process to start in the sandbox.
@@ -174,7 +176,7 @@ func runtimeEnv() []string { return []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin
 
 // run runs one runsc command to its end, after checking who it is. The command's standard streams are /dev/null, as the
 // sandbox inherits them; what it has to say is in its log.
-func (r *Runtime) run(command string, args ...string) error {
+func (r *Runtime) run(env []string, command string, args ...string) error {
 	stamp, theirs, err := streamPair()
 	if err != nil {
 		return err
@@ -187,7 +189,7 @@ func (r *Runtime) run(command string, args ...string) error {
 	}
 	defer null.Close()
 	p, err := r.Reaper.Start(Command{Path: r.Path, Args: append(append(r.args(), command), args...),
-		Env: append(runtimeEnv(), stampEnv+"=3"), Files: []*os.File{null, null, null, theirs}})
+		Env: append(append(runtimeEnv(), stampEnv+"=3"), env...), Files: []*os.File{null, null, null, theirs}})
 	theirs.Close()
 	if err != nil {
 		return err
@@ -219,6 +221,27 @@ func (r *Runtime) said(command, otherwise string) string {
 		}
 	}
 	return otherwise
+}
+
+// CheckStamp asks the lazaret-runsc at path who it is, and returns ErrForeignRuntime if it is not ours.
+func CheckStamp(path string) error {
+	stamp, theirs, err := streamPair()
+	if err != nil {
+		return err
+	}
+	defer stamp.Close()
+	cmd := exec.Command(path, "--version")
+	cmd.Env, cmd.ExtraFiles = append(runtimeEnv(), stampEnv+"=3"), []*os.File{theirs}
+	err = cmd.Start()
+	theirs.Close()
+	if err != nil {
+		return fmt.Errorf("run %s: %w", path, err)
+	}
+	refused := checkStamp(stamp, path)
+	stamp.Close()
+	_ = cmd.Process.Kill()
+	_ = cmd.Wait()
+	return refused
 }
 
 func checkStamp(stamp *os.File, path string) error {

@@ -80,8 +80,14 @@ func MakePlan(opt EnterOptions) (Plan, error) {
 	}
 	ws.Cwd = ws.CwdOf(".")
 	ids := nsenter.PlanIDs(uint32(os.Getuid()), uint32(os.Getgid()), userName(), nsenter.ReadSubordinate())
-	if err := ws.Check(dirs, ids); err != nil {
+	trees, err := findServed(ws)
+	if err != nil {
 		return Plan{}, err
+	}
+	for _, s := range trees {
+		if err := s.Check(dirs, ids); err != nil {
+			return Plan{}, err
+		}
 	}
 	runsc, err := nsenter.FindProgram("lazaret-runsc")
 	if err != nil {
@@ -97,25 +103,8 @@ func MakePlan(opt EnterOptions) (Plan, error) {
 	}
 	return Plan{
 		Version: nsenter.Version, DomainID: DomainID(profile.Name, ws.Path), Profile: profile, Workspace: ws, Dirs: dirs,
-		IDs: ids, Runsc: runsc, Init: init, Shell: shell, Guarded: guarded(ws, runsc), FailAt: opt.FailAt,
+		IDs: ids, Runsc: runsc, Init: init, Shell: shell, Served: trees, FailAt: opt.FailAt,
 	}, nil
-}
-
-// guarded returns the directories of Lazaret's own programs, if they are built in the workspace: the developer runs them.
-func guarded(ws Workspace, programs ...string) (out []string) {
-	self, err := os.Executable()
-	if err == nil {
-		programs = append(programs, self)
-	}
-	seen := map[string]bool{}
-	for _, p := range programs {
-		dir, err := filepath.EvalSymlinks(filepath.Dir(p))
-		if err == nil && dir != ws.Path && within(dir, ws.Path) && !seen[dir] {
-			seen[dir] = true
-			out = append(out, dir)
-		}
-	}
-	return out
 }
 
 func userName() string {
@@ -246,6 +235,10 @@ func runClient(conn *nsenter.Conn, plan Plan, opt EnterOptions, t Terminal) (int
 				return 0, errBusy
 			case ev.Failed != nil:
 				s.drain()
+				s.restore()
+				if ev.Diagnose {
+					diagnose(t.Warn)
+				}
 				return 0, ev.Failed
 			case ev.Notice != "":
 				t.Warn("%s", ev.Notice)
@@ -253,6 +246,15 @@ func runClient(conn *nsenter.Conn, plan Plan, opt EnterOptions, t Terminal) (int
 				s.drain()
 				return *ev.Exit, nil
 			}
+		}
+	}
+}
+
+// diagnose names the prerequisites that are not met, after a start has failed (DX-5).
+func diagnose(warn func(string, ...any)) {
+	for _, c := range Doctor() {
+		if c.Verdict == Bad {
+			warn("%s: %s; to mend it: %s", c.Name, c.Found, c.Fix)
 		}
 	}
 }
@@ -356,7 +358,13 @@ func (p *pipes) drain() {
 	}
 }
 
-func (p *pipes) restore() {}
+func (p *pipes) restore() {
+	for _, f := range []*os.File{p.in, p.out, p.err} {
+		if f != nil {
+			f.Close()
+		}
+	}
+}
 
 // isEmpty reports whether nothing is waiting to be read (TIOCINQ is FIONREAD, ioctl_tty(2)).
 func isEmpty(f *os.File) bool {

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"os/signal"
 	"path/filepath"
 	"reflect"
 	"slices"
@@ -43,11 +44,13 @@ type coordinator struct {
 
 	started chan struct{} // closed when the Domain runs, or cannot
 	startup error         // why it cannot; read after started
+	notes   []string      // for the developer who started it; read after started
 
 	mu       sync.Mutex
 	sessions map[string]*session
+	joined   bool      // there was a session
 	closing  bool      // the last session has left: no new one
-	left     time.Time // when the last session left; zero while there is one
+	left     time.Time // when the last session left
 
 	idle chan struct{} // receives when the last session has left
 	gone chan string   // receives the reason when the sandbox ended by itself
@@ -55,8 +58,9 @@ type coordinator struct {
 
 // session is a Client Session.
 type session struct {
-	id   string
-	exit chan execExit // one value
+	id    string
+	first bool          // it started the Domain
+	exit  chan execExit // one value
 }
 
 // CoordinatorMain is the role "coordinator". The connection that it is started with is that of its first client.
@@ -173,6 +177,17 @@ func takeLock(dir *os.File) (*os.File, error) {
 
 // startDomain makes the namespaces and everything in them.
 func (c *coordinator) startDomain(u *undo) error {
+	runtime := filepath.Join(c.plan.Dirs.Runtime, c.plan.DomainID)
+	u.push(func() {
+		for _, name := range []string{workspacePlanFile, gitConfigFile, excludesFile} {
+			_ = os.Remove(filepath.Join(runtime, name))
+		}
+	})
+	notes, err := prepareWorkspace(c.plan)
+	if err != nil {
+		return err
+	}
+	c.notes = notes
 	log, err := os.OpenFile(filepath.Join(domainRoot(c.plan), "domain.log"), os.O_WRONLY|os.O_CREATE|os.O_TRUNC|unix.O_NOFOLLOW, 0o600)
 	if err != nil {
 		return err
@@ -242,36 +257,37 @@ func (c *coordinator) follow() {
 	}
 }
 
-// wait returns when the Domain is to end: after the last session and the linger time, or with the sandbox.
+// wait returns when the Domain is to end: after the last session and the linger time, with the sandbox, or on a signal.
 func (c *coordinator) wait(running bool) {
+	stop := make(chan os.Signal, 1)
+	signal.Notify(stop, unix.SIGTERM, unix.SIGINT)
+	defer signal.Stop(stop)
 	linger := time.Duration(c.plan.Profile.Linger)
+	var lingering <-chan time.Time
 	for {
 		select {
+		case <-lingering:
 		case <-c.idle:
 		case why := <-c.gone:
+			running = false
 			c.fail(why)
-			continue // the sessions leave now
-		}
-		if running && linger > 0 {
-			select {
-			case <-c.idle:
-			case <-c.gone:
-			case <-time.After(linger):
-			}
+		case sig := <-stop:
+			running = false
+			c.fail(fmt.Sprintf("the coordinator got %v", sig))
 		}
 		c.mu.Lock()
-		c.closing = len(c.sessions) == 0 && (!running || c.alone(linger))
-		closing := c.closing
+		alone, rest := len(c.sessions) == 0, linger-time.Since(c.left)
+		c.closing = c.closing || alone && (!running || rest <= 0)
+		ends := c.closing && alone
 		c.mu.Unlock()
-		if closing {
+		if ends {
 			return
 		}
+		lingering = nil
+		if alone {
+			lingering = time.After(rest)
+		}
 	}
-}
-
-// alone reports whether nobody has come back within the linger time. c.mu is held.
-func (c *coordinator) alone(linger time.Duration) bool {
-	return time.Since(c.left) >= linger
 }
 
 // fail ends all sessions, because the sandbox has.
@@ -317,6 +333,7 @@ func (c *coordinator) serve(conn *nsenter.Conn) {
 	var req request
 	files, err := conn.Recv(&req)
 	if err != nil {
+		c.signalIdle() // the client that started us may be gone before it had a session
 		return
 	}
 	defer func() { nsenter.CloseAll(files) }()
@@ -332,7 +349,7 @@ func (c *coordinator) serve(conn *nsenter.Conn) {
 			defer c.leave(s) // after the client has its answer
 		}
 		if err != nil {
-			ev = event{Failed: asFailure(err), Busy: errors.Is(err, errBusy)}
+			ev = event{Failed: asFailure(err), Busy: errors.Is(err, errBusy), Diagnose: c.startFailed()}
 		}
 		_ = conn.Send(ev)
 	default:
@@ -354,6 +371,8 @@ func (c *coordinator) join(req enterRequest) (*session, error) {
 	if c.closing {
 		return nil, errBusy
 	}
+	s.first = !c.joined
+	c.joined = true
 	c.sessions[s.id] = s
 	return s, nil
 }
@@ -410,6 +429,11 @@ func (c *coordinator) runSession(conn *nsenter.Conn, s *session, req enterReques
 	var extra []*os.File
 	if master != nil {
 		extra = []*os.File{master}
+	}
+	if s.first {
+		for _, note := range c.notes {
+			_ = conn.Send(event{Notice: note})
+		}
 	}
 	if err := conn.Send(event{Entered: &entered{Session: s.id}}, extra...); err != nil {
 		return event{}, err
@@ -488,4 +512,14 @@ func (c *coordinator) environment(s *session, req enterRequest) []string {
 		"HOME=" + agentHome, "USER=" + agentName, "LOGNAME=" + agentName, "SHELL=" + c.plan.Shell, "PWD=" + req.Cwd,
 		"LAZARET_PROFILE=" + c.plan.Profile.Name, "LAZARET_DOMAIN=" + c.plan.DomainID, "LAZARET_SESSION=" + s.id,
 	}, req.Env...)
+}
+
+// startFailed reports whether the Domain could not be started.
+func (c *coordinator) startFailed() bool {
+	select {
+	case <-c.started:
+		return c.startup != nil
+	default:
+		return false
+	}
 }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
 
@@ -13,6 +14,7 @@ import (
 
 	"lazaret.dev/lazaret/nsenter"
 	"lazaret.dev/lazaret/overlay"
+	"lazaret.dev/lazaret/sentry"
 )
 
 const (
@@ -66,7 +68,7 @@ func (d *domain) steps() []step {
 		{"staging directory", d.stage},
 		{"proc", d.mountProc},
 		{"base", d.composeBase},
-		{"workspace", d.mountWorkspace},
+		{"workspace", d.mountServed},
 		{"network", d.network},
 		{"bundle", d.writeBundle},
 		{"create", func() error { return d.runtime.Create(d.path("bundle")) }},
@@ -80,6 +82,8 @@ type step struct {
 }
 
 func (d *domain) start() error {
+	// When memory runs out, the kernel takes a sandbox before the developer's own programs (proc(5)).
+	_ = os.WriteFile("/proc/self/oom_score_adj", []byte("500"), 0)
 	for _, s := range d.steps() {
 		err := s.do()
 		if err == nil && d.plan.FailAt == s.name {
@@ -108,7 +112,7 @@ func (d *domain) stage() error {
 	if err := unix.Mount("lazaret", d.dir, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, "mode=0700,size=64m"); err != nil {
 		return fmt.Errorf("mount tmpfs on %s: %w", d.dir, err)
 	}
-	for _, name := range []string{"base", "bundle", "runsc", "logs", "sessions", "workspace"} {
+	for _, name := range []string{"base", "bundle", "runsc", "logs", "sessions", "served"} {
 		if err := os.Mkdir(d.path(name), 0o700); err != nil {
 			return err
 		}
@@ -134,11 +138,18 @@ func (d *domain) composeBase() error {
 		Files:    []string{initPath},
 		Usr:      d.usr,
 	}
-	if !inTmpfs(d.plan.Workspace.Path) {
-		b.Dirs = append(b.Dirs, d.plan.Workspace.Path)
+	for _, s := range d.plan.Served {
+		if !inTmpfs(s.Path) {
+			b.Dirs = append(b.Dirs, s.Path)
+		}
 	}
 	if err := b.Compose(); err != nil {
 		return err
+	}
+	for from, to := range map[string]string{gitConfigFile: "/etc/gitconfig", excludesFile: excludesInside} {
+		if err := copyInto(filepath.Join(d.plan.Dirs.Runtime, d.plan.DomainID, from), filepath.Join(b.Dir, to)); err != nil {
+			return err
+		}
 	}
 	return overlay.BindReadOnly(d.plan.Init, filepath.Join(b.Dir, initPath))
 }
@@ -155,16 +166,34 @@ func inTmpfs(path string) bool {
 	return false
 }
 
-// mountWorkspace pins the workspace by descriptor, so that a name swapped later changes nothing.
-func (d *domain) mountWorkspace() error {
-	ws, err := d.plan.Workspace.Open()
+// copyInto copies a small file of the coordinator into the base, where everybody may read it.
+func copyInto(from, to string) error {
+	b, err := os.ReadFile(from)
 	if err != nil {
 		return err
 	}
-	defer ws.Close()
-	source := fmt.Sprintf("/proc/self/fd/%d", ws.Fd())
-	if err := unix.Mount(source, d.path("workspace"), "", unix.MS_BIND|unix.MS_REC, ""); err != nil {
-		return fmt.Errorf("bind workspace %s: %w", d.plan.Workspace.Path, err)
+	if err := os.MkdirAll(filepath.Dir(to), 0o755); err != nil {
+		return err
+	}
+	return os.WriteFile(to, b, 0o644)
+}
+
+// mountServed pins the served trees by descriptor, so that a name swapped later changes nothing.
+func (d *domain) mountServed() error {
+	for i, s := range d.plan.Served {
+		dir, err := s.Open()
+		if err != nil {
+			return err
+		}
+		to := stagedTree(d.plan, i)
+		err = os.Mkdir(to, 0o700)
+		if err == nil {
+			err = unix.Mount(fmt.Sprintf("/proc/self/fd/%d", dir.Fd()), to, "", unix.MS_BIND|unix.MS_REC, "")
+		}
+		dir.Close()
+		if err != nil {
+			return fmt.Errorf("bind %s: %w", s.Path, err)
+		}
 	}
 	return nil
 }
@@ -192,15 +221,14 @@ func (d *domain) writeBundle() error {
 			{Target: "/sys", Type: "sysfs", Source: "sysfs", Options: []string{"ro", "nosuid", "nodev", "noexec"}},
 			{Target: "/dev/shm", Type: "tmpfs", Source: "tmpfs", Options: []string{"mode=1777", tmp, "nosuid", "nodev"}},
 			{Target: "/tmp", Type: "tmpfs", Source: "tmpfs", Options: []string{"mode=1777", tmp, "nosuid", "nodev"}},
-			{Target: d.plan.Workspace.Path, Type: "bind", Source: d.path("workspace"), Options: []string{"rbind", "rw", "nosuid", "nodev"}},
 		},
 	}
-	for _, g := range d.plan.Guarded {
-		rel, _ := filepath.Rel(d.plan.Workspace.Path, g)
-		s.Mounts = append(s.Mounts, nsenter.Mount{Target: g, Type: "bind", Source: d.path("workspace", rel), Options: []string{"rbind", "ro", "nosuid", "nodev"}})
-	}
+	s.Mounts = append(s.Mounts, servedMounts(d.plan)...)
+	s.Annotations = map[string]string{sentry.RequiredAnnotation: strconv.Itoa(len(d.plan.Served))}
 	d.runtime = nsenter.Runtime{
 		Path: d.plan.Runsc, State: d.path("runsc"), Logs: d.path("logs"), Reaper: d.reaper,
+		// For the gofer: its orders about the workspace. The sandbox process gets an empty environment.
+		Env: []string{sentry.PlanEnv + "=" + filepath.Join(d.plan.Dirs.Runtime, d.plan.DomainID, workspacePlanFile)},
 		Flags: []string{
 			"--ignore-cgroups", "--platform=systrap", "--network=sandbox", "--host-uds=none", "--host-fifo=none",
 			fmt.Sprintf("--overlay2=root:dir=%s,size=%d", transientDir(d.plan), p.EphemeralSize),

@@ -14,12 +14,11 @@ type Plan struct {
 	DomainID    string
 	Profile     Profile
 	Workspace   Workspace
+	Served      []served // what the workspace server shows; the workspace is the first
 	Dirs        Dirs
 	IDs         nsenter.IDMap
 	Runsc, Init string // host paths of our programs
 	Shell       string // the agent's, inside
-	// Guarded are host paths below the workspace that the sandbox must not change: Lazaret's own programs.
-	Guarded []string
 	// FailAt names a step of the start that fails, for tests of the undo.
 	FailAt string
 }
@@ -47,11 +46,12 @@ type signalRequest struct{ Signal int }
 
 // event is what a coordinator sends. The first one of a session is Entered or Failed.
 type event struct {
-	Entered *entered
-	Failed  *Failure // the session, or the start, failed
-	Notice  string   // a line for the developer
-	Exit    *int     // the session's process ended with this status; nothing follows
-	Busy    bool     // another coordinator has the Domain: ask that one
+	Entered  *entered
+	Failed   *Failure // the session, or the start, failed
+	Diagnose bool     // with Failed: it was the start, look for its cause on this machine
+	Notice   string   // a line for the developer
+	Exit     *int     // the session's process ended with this status; nothing follows
+	Busy     bool     // another coordinator has the Domain: ask that one
 }
 
 // entered tells that the session runs; for a terminal, the master side of its PTY comes with it.

@@ -11,11 +11,14 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
 
 	"github.com/pelletier/go-toml/v2"
+
+	"lazaret.dev/lazaret/sentry/route"
 )
 
 //go:embed default.toml
@@ -36,6 +39,13 @@ type Profile struct {
 	PassEnv []string `toml:"pass_env"`
 	// Env are further variables of every session.
 	Env map[string]string `toml:"env"`
+	// IsolateIgnored redirects paths that Git ignores to Ignored Workspace State (SR-13, FR-9).
+	IsolateIgnored bool `toml:"isolate_ignored"`
+	// Hold and Unhold add and remove names of integration files whose changes wait for the developer's consent.
+	Hold   []string `toml:"hold"`
+	Unhold []string `toml:"unhold"`
+	// AllowGitConfig names keys of repository configuration that keep their value inside, although they may hold a secret.
+	AllowGitConfig []string `toml:"allow_git_config"`
 	// EphemeralSize bounds what may be written outside of workspace and persistent paths; it is thrown away at the end.
 	EphemeralSize Size `toml:"ephemeral_size"`
 	// TmpSize bounds /tmp and /dev/shm, which are memory.
@@ -189,6 +199,14 @@ func (p Profile) validate() error {
 		return fmt.Errorf("processes = %d: give at least 16", p.Processes)
 	case p.OpenFiles < 64 || p.OpenFiles > 1<<20:
 		return fmt.Errorf("open_files = %d: give 64 to 1048576", p.OpenFiles)
+	}
+	if _, err := route.NewHeld(p.held(), nil); err != nil {
+		return fmt.Errorf("hold: %w", err)
+	}
+	for _, name := range p.Unhold {
+		if !slices.Contains(route.DefaultHeld, name) {
+			return fmt.Errorf("unhold: %q is not a held name; they are %s", name, strings.Join(route.DefaultHeld, " "))
+		}
 	}
 	for name := range p.Env {
 		if !validEnvName(name) {

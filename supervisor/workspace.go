@@ -28,15 +28,13 @@ func FindWorkspace(dir string, exact bool) (Workspace, error) {
 		return Workspace{}, err
 	}
 	root := cwd
-	if !exact {
-		for d := cwd; ; d = filepath.Dir(d) {
-			if _, err := os.Lstat(filepath.Join(d, ".git")); err == nil {
-				root = d
-				break
-			}
-			if d == "/" {
-				break
-			}
+	if top := workTree(cwd); top != "" && !exact {
+		root = top
+	}
+	if exact {
+		if top := workTree(filepath.Dir(cwd)); top != "" && workTree(cwd) != cwd {
+			return Workspace{}, refusal(fmt.Sprintf("workspace %s: it lies inside the work tree %s, whose other files Git would take for deleted", cwd, top),
+				"enter the whole work tree: lazaret enter --workspace "+top)
 		}
 	}
 	f, st, err := openExact(root)
@@ -45,6 +43,18 @@ func FindWorkspace(dir string, exact bool) (Workspace, error) {
 	}
 	f.Close()
 	return Workspace{Path: root, Dev: st.Dev, Ino: st.Ino, Cwd: cwd}, nil
+}
+
+// workTree returns the nearest directory, from dir upwards, that has a .git; "" if none has.
+func workTree(dir string) string {
+	for ; ; dir = filepath.Dir(dir) {
+		if _, err := os.Lstat(filepath.Join(dir, ".git")); err == nil {
+			return dir
+		}
+		if dir == "/" {
+			return ""
+		}
+	}
 }
 
 // canonicalDir opens dir and asks the kernel where that is.

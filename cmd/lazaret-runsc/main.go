@@ -1,5 +1,5 @@
-// Command lazaret-runsc is gVisor's runsc at Lazaret's pin. One program serves create, sandbox and gofer, since runsc
-// executes itself again for each (design.md, section 1).
+// Command lazaret-runsc is gVisor's runsc at Lazaret's pin, with the workspace server registered. One program serves
+// create, sandbox and gofer, since runsc executes itself again for each (design.md, section 1).
 package main
 
 import (
@@ -9,6 +9,7 @@ import (
 	"gvisor.dev/gvisor/runsc/cli/maincli"
 
 	"lazaret.dev/lazaret/nsenter"
+	"lazaret.dev/lazaret/sentry/gofer"
 )
 
 func main() {
@@ -16,5 +17,6 @@ func main() {
 		fmt.Fprintln(os.Stderr, "lazaret-runsc: error:", err)
 		os.Exit(1)
 	}
+	gofer.Register(os.Args)
 	maincli.Main()
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"lazaret.dev/lazaret/nsenter"
+	"lazaret.dev/lazaret/routes"
 	"lazaret.dev/lazaret/supervisor"
 )
 
@@ -21,6 +22,10 @@ func main() {
 	nsenter.Main(map[string]func(nsenter.Self) int{
 		"coordinator": supervisor.CoordinatorMain,
 		"domain":      supervisor.DomainMain,
+		"probe":       supervisor.ProbeMain,
+	}, map[string]func() int{
+		"sidecar": routes.SidecarMain,
+		"uplink":  routes.UplinkMain,
 	})
 	os.Exit(run(os.Args[1:], os.Stdin, os.Stdout, os.Stderr))
 }
@@ -37,7 +42,7 @@ func run(args []string, in, out, errOut *os.File) int {
 	root.SetArgs(args)
 	root.SetOut(out)
 	root.SetErr(errOut)
-	root.AddCommand(enterCommand(&status, in, out, errOut))
+	root.AddCommand(enterCommand(&status, in, out, errOut), doctorCommand(&status, out))
 	if err := root.Execute(); err != nil {
 		printError(errOut, err)
 		if status == 0 {

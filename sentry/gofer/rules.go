@@ -1,0 +1,335 @@
+package gofer
+
+import (
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"lazaret.dev/lazaret/sentry/ignore"
+	"lazaret.dev/lazaret/sentry/route"
+)
+
+const (
+	// ruleTTL is how long a lookup may use rules without asking whether their files have changed. Creations always ask.
+	ruleTTL = 500 * time.Millisecond
+
+	maxRuleFile  = 1 << 20 // bytes; a larger file hides everything below it (package ignore fails closed)
+	maxIndexFile = 256 << 20
+	maxVerdicts  = 4096 // cached names of one directory
+)
+
+var started = time.Now()
+
+func now() int64 { return int64(time.Since(started)) }
+
+// hide says how the rules hide one name: as a file, and as a directory.
+type hide uint8
+
+const (
+	hideFile   hide = 1 << iota
+	hideDir         // the directory and all below it is private
+	mergeDir        // the directory is ignored but holds tracked files: those are shared, the rest is private
+	liveOnly        // a file hidden by the live rules alone
+	holdFile        // a held name
+	holdDir         // a held name if it is a directory
+	frozenOnly      // hidden by the snapshot alone: the live index tracks it, or the live rules do not ignore it
+)
+
+// rules is what hides names in one directory, as of one state of its rule files. Immutable but for the cache.
+type rules struct {
+	t        *tree
+	path     string // of the directory, from the workspace root
+	epoch    int64  // of the tree
+	live     *ignore.Dir
+	ice      *frozenDir // the consented snapshot's view
+	repo     *liveRepo
+	parent   *rules
+	own      stamp // of the directory's .gitignore; zero without one
+	ownRules *ignore.Patterns
+	index    *indexState
+	config   repoStamps          // of a repository root
+	changed  unix.StatxTimestamp // ctime of the youngest rule file on the way
+
+	mu       sync.RWMutex
+	verdicts map[string]hide
+	previous *rules // the state before the last change, for copy-up; its own previous is nil
+}
+
+type repoStamps struct {
+	dotGit, exclude stamp
+	kind            route.Host
+}
+
+// tracked is the index as the rules need it.
+type tracked interface {
+	Tracked(path string) bool
+	HasTrackedBelow(dir string) bool
+}
+
+// liveRepo is a repository whose work tree is (part of) the workspace.
+type liveRepo struct {
+	mu    sync.Mutex
+	state atomic.Pointer[indexState]
+}
+
+type indexState struct {
+	stamp stamp
+	set   tracked // nil: nothing known to be tracked
+}
+
+// current returns the directory's rules. fresh asks every rule file on the way now.
+func (d *dir) current(fresh bool) *rules {
+	r := d.rules.Load()
+	if r != nil && !fresh && r.epoch == d.t.epoch.Load() && now()-d.checked.Load() < int64(ruleTTL) {
+		return r
+	}
+	return d.refresh(fresh)
+}
+
+func (d *dir) refresh(fresh bool) *rules {
+	var up *rules
+	if d.parent != nil {
+		up = d.parent.current(fresh)
+	}
+	d.rulesMu.Lock()
+	defer d.rulesMu.Unlock()
+	d.checked.Store(now())
+	old := d.rules.Load()
+	epoch, path := d.t.epoch.Load(), ""
+	if up != nil {
+		path = joinRel(up.path, d.name)
+	}
+
+	var st unix.Statx_t
+	var own stamp
+	if statAt(d.host, ".gitignore", &st) == nil && isRegular(&st) {
+		own = stampOf(&st)
+	}
+	stamps := d.repoStamps()
+	isRoot := d.parent == nil || stamps.kind != route.None
+	var index *indexState
+	repo := (*liveRepo)(nil)
+	switch {
+	case !isRoot:
+		repo = up.repo
+	case old != nil && old.repo != nil && (d.parent == nil || old.config.kind != route.None):
+		repo = old.repo
+	default:
+		repo = &liveRepo{}
+	}
+	if isRoot {
+		index = d.loadIndex(repo, stamps)
+	} else {
+		index = repo.state.Load()
+	}
+	if old != nil && old.epoch == epoch && old.parent == up && old.own == own && old.index == index && old.config == stamps {
+		return old
+	}
+	r := &rules{t: d.t, path: path, epoch: epoch, parent: up, own: own, index: index, config: stamps, repo: repo, verdicts: make(map[string]hide)}
+	if old != nil {
+		r.previous = &rules{live: old.live, ice: old.ice, index: old.index, verdicts: map[string]hide{}}
+	}
+	if up != nil {
+		r.changed = up.changed
+	}
+	if own != (stamp{}) {
+		if old != nil && old.own == own {
+			r.ownRules = old.ownRules
+		} else {
+			r.ownRules = d.parseRules(d.host, ".gitignore")
+		}
+		r.changed = later(r.changed, own.ctime)
+	}
+	if isRoot {
+		var info *ignore.Patterns
+		if g := d.openGitdir(stamps.kind); g >= 0 {
+			if i, err := openPath(g, "info", unix.O_DIRECTORY); err == nil {
+				info = d.parseRules(i, "exclude")
+				unix.Close(i)
+			}
+			unix.Close(g)
+		}
+		r.live = ignore.Root(ignore.Config{Excludes: d.t.snapshot.excludes, Info: info, Own: r.ownRules})
+	} else {
+		r.live = up.live.Child(d.name, r.ownRules)
+	}
+	if d.parent == nil {
+		r.ice = d.t.snapshot.rootDir()
+	} else {
+		r.ice = up.ice.child(d.name)
+	}
+	d.rules.Store(r)
+	return r
+}
+
+func later(a, b unix.StatxTimestamp) unix.StatxTimestamp {
+	if b.Sec > a.Sec || b.Sec == a.Sec && b.Nsec > a.Nsec {
+		return b
+	}
+	return a
+}
+
+// parseRules reads a rule file. One that cannot be read hides everything: it may hold rules.
+func (d *dir) parseRules(dirfd int, name string) *ignore.Patterns {
+	b, _, err := readFile(dirfd, name, maxRuleFile)
+	switch err {
+	case nil:
+		return ignore.Parse(b)
+	case unix.ENOENT, unix.ENOTDIR, unix.ELOOP, unix.EINVAL:
+		return nil // Git does not read these either
+	}
+	return ignore.Parse([]byte("*\n"))
+}
+
+func (d *dir) repoStamps() (s repoStamps) {
+	var st unix.Statx_t
+	if statAt(d.host, ".git", &st) != nil {
+		return s
+	}
+	s.kind = route.HostOf(uint32(st.Mode))
+	s.dotGit.id = identOf(&st)
+	if s.kind != route.Dir {
+		return s
+	}
+	if i, err := openPath(d.host, ".git", unix.O_DIRECTORY); err == nil {
+		if f, err := openPath(i, "info", unix.O_DIRECTORY); err == nil {
+			if statAt(f, "exclude", &st) == nil {
+				s.exclude = stampOf(&st)
+			}
+			unix.Close(f)
+		}
+		unix.Close(i)
+	}
+	return s
+}
+
+// openGitdir opens the repository directory of the work tree at d, or returns -1.
+func (d *dir) openGitdir(kind route.Host) int {
+	switch kind {
+	case route.Dir:
+		if fd, err := openPath(d.host, ".git", unix.O_DIRECTORY); err == nil {
+			return fd
+		}
+	case route.File:
+		return d.openGitfile()
+	}
+	return -1
+}
+
+// loadIndex reads the repository's index when it has changed. A broken or unreadable index keeps the last good set.
+func (d *dir) loadIndex(repo *liveRepo, s repoStamps) *indexState {
+	repo.mu.Lock()
+	defer repo.mu.Unlock()
+	have := repo.state.Load()
+	g := d.openGitdir(s.kind)
+	if g < 0 {
+		return have
+	}
+	defer unix.Close(g)
+	var st unix.Statx_t
+	if statAt(g, "index", &st) != nil || !isRegular(&st) {
+		return have
+	}
+	if have != nil && have.stamp == stampOf(&st) {
+		return have
+	}
+	b, st, err := readFile(g, "index", maxIndexFile)
+	if err != nil {
+		return have
+	}
+	set, err := parseIndex(b, g)
+	if err != nil {
+		return have
+	}
+	next := &indexState{stamp: stampOf(&st), set: set}
+	repo.state.Store(next)
+	return next
+}
+
+// hidden says how name is hidden.
+func (r *rules) hidden(name string) hide {
+	r.mu.RLock()
+	h, ok := r.verdicts[name]
+	r.mu.RUnlock()
+	if ok {
+		return h
+	}
+	h = r.decide(name)
+	r.mu.Lock()
+	if len(r.verdicts) >= maxVerdicts {
+		clear(r.verdicts)
+	}
+	r.verdicts[name] = h
+	r.mu.Unlock()
+	return h
+}
+
+func (r *rules) decide(name string) hide {
+	var h hide
+	if file, directory := r.t.held.Match(r.path, name); file || directory {
+		if file {
+			h |= holdFile
+		}
+		if directory {
+			h |= holdDir
+		}
+	}
+	if r.t.ws.ShowIgnored {
+		return h
+	}
+	var set tracked
+	if r.index != nil {
+		set = r.index.set
+	}
+	live := decideOne(r.live, set, name)
+	if name == ".gitignore" {
+		live &^= hideFile // tools hide their own cache, rule file included; it must stay in force inside too
+	}
+	frozen := r.ice.decide(name)
+	h |= (live | frozen) & (hideFile | hideDir | mergeDir)
+	if h&hideDir != 0 {
+		h &^= mergeDir
+	}
+	if live&hideFile != 0 && frozen&hideFile == 0 {
+		h |= liveOnly
+	}
+	if frozen&(hideFile|hideDir) != 0 && live&(hideFile|hideDir) == 0 {
+		h |= frozenOnly
+	}
+	return h
+}
+
+// decideOne applies one set of rules; what is tracked is not ignored.
+func decideOne(rules *ignore.Dir, set tracked, name string) (h hide) {
+	file, directory := rules.Match(name, false).Ignored, rules.Match(name, true).Ignored
+	if !file && !directory {
+		return 0
+	}
+	p := joinRel(rules.Path(), name)
+	if file && !(set != nil && set.Tracked(p)) {
+		h |= hideFile
+	}
+	if directory {
+		switch {
+		case set == nil:
+			h |= hideDir
+		case set.Tracked(p): // a submodule
+		case set.HasTrackedBelow(p):
+			h |= mergeDir
+		default:
+			h |= hideDir
+		}
+	}
+	return h
+}
+
+// hiddenBefore reports whether r hid the file name.
+func (r *rules) hiddenBefore(name string) bool {
+	var set tracked
+	if r.index != nil {
+		set = r.index.set
+	}
+	return decideOne(r.live, set, name)&hideFile != 0 || r.ice.decide(name)&hideFile != 0
+}
