@@ -93,6 +93,14 @@ func (m *Machine) Phase(id RequestID) Phase {
 	return Idle
 }
 
+// Deadline returns when an open request times out; ok is false if it does not, or is not open.
+func (m *Machine) Deadline(id RequestID) (at time.Time, ok bool) {
+	if r := m.open[id]; r != nil && r.timed() {
+		return r.deadline, true
+	}
+	return at, false
+}
+
 // Waiting returns how many requests of s wait behind the one on its terminal.
 func (m *Machine) Waiting(s SessionID) int {
 	if x := m.sessions[s]; x != nil {

@@ -5,6 +5,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 	"unicode"
 	"unicode/utf8"
@@ -177,9 +178,46 @@ func Narrow(c Command) (r Rule, ok bool, why string) {
 	if doubt := doubtful(Rule{Argv: c.Argv[:1]}, c); doubt != "" {
 		return Rule{}, false, doubt
 	}
+	for _, a := range c.Argv {
+		if !plain(a) {
+			return Rule{}, false, "an argument is not plain text"
+		}
+	}
 	argv := slices.Clone(c.Argv)
 	if filepath.Base(c.Program.Path) == c.Program.Names[0] {
 		argv[0] = c.Program.Path
 	}
 	return Rule{Argv: argv, Trailing: TrailingNone, Action: Auto}, true, ""
+}
+
+// String returns r as a table of a profile's TOML, fit to be shown to a person: every byte outside of plain ASCII is
+// escaped. Values that are defaults are left out.
+func (r Rule) String() string {
+	quoted := make([]string, len(r.Argv))
+	for i, a := range r.Argv {
+		quoted[i] = tomlString(a)
+	}
+	text := "[[escalation.rule]]\nargv = [" + strings.Join(quoted, ", ") + "]\ntrailing = " + tomlString(string(r.Trailing))
+	if r.Action == Auto {
+		text += "\nauto = true"
+	}
+	return text + "\n"
+}
+
+func tomlString(s string) string {
+	var b strings.Builder
+	b.WriteByte('"')
+	for _, r := range s {
+		switch {
+		case r == '"' || r == '\\':
+			b.WriteByte('\\')
+			b.WriteRune(r)
+		case r < 0x20 || r > 0x7e:
+			fmt.Fprintf(&b, "\\U%08x", r)
+		default:
+			b.WriteRune(r)
+		}
+	}
+	b.WriteByte('"')
+	return b.String()
 }

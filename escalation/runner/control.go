@@ -58,6 +58,11 @@ func sendOrder(c *net.UnixConn, o order, files []*os.File) error {
 	for i, f := range files {
 		fds[i] = int(f.Fd())
 	}
+	for _, fd := range fds[:3] { // the command expects ordinary standard descriptors
+		if err := unix.SetNonblock(fd, false); err != nil {
+			return fmt.Errorf("send order: %w", err)
+		}
+	}
 	head := binary.BigEndian.AppendUint32(nil, uint32(body.Len()))
 	if _, _, err := c.WriteMsgUnix(head, unix.UnixRights(fds...), nil); err != nil {
 		return fmt.Errorf("send order: %w", err)

@@ -7,8 +7,10 @@
 //	client                         coordinator
 //	   ---- Submit ---->              one per connection
 //	   <--- Accepted ---              or Refused, then the connection is closed
-//	   ---- Stdin, StdinEnd, Ping, Cancel ---->      any time; Ping at least every PingEvery
-//	   <--- Stdout, Stderr, Waiting ---
+//	   ---- Ping, Cancel --->         any time; Ping at least every PingEvery
+//	   ---- Stdin, StdinEnd ->        if announced; one Stdin, then one more after each More
+//	   <--- More -------
+//	   <--- Stdout, Stderr ---
 //	   <--- Result -----              after all output
 //	   ---- Received -->              the result is delivered; both close
 //
@@ -39,7 +41,7 @@ const (
 const (
 	KindAccepted Kind = iota + 65
 	KindRefused
-	KindWaiting
+	KindMore // the last Stdin was taken, another may follow
 	KindStdout
 	KindStderr
 	KindResult
@@ -66,7 +68,7 @@ func (k Kind) limit() (n uint32, ok bool) {
 		return MaxSubmit, true
 	case KindStdin, KindStdout, KindStderr:
 		return MaxChunk, true
-	case KindStdinEnd, KindPing, KindCancel, KindReceived, KindAccepted, KindWaiting:
+	case KindStdinEnd, KindPing, KindCancel, KindReceived, KindAccepted, KindMore:
 		return 0, true
 	case KindRefused:
 		return 1, true
