@@ -453,7 +453,7 @@ func TestSR9DuplicatesAndReplay(t *testing.T) {
 // Peers that are silent, half open, slow, malformed or huge are cut off, and a good one is served meanwhile.
 func TestSR8BadPeers(t *testing.T) {
 	r := newRig(t, []rules.Rule{{Argv: []string{"echo", "fine"}, Action: rules.Auto}}, func(c *Config) {
-		c.Handshake, c.Silence, c.Delivery = 400*time.Millisecond, 600*time.Millisecond, 400*time.Millisecond
+		c.Handshake, c.Silence, c.Delivery = time.Second, 1200*time.Millisecond, time.Second
 	})
 	e := r.join("s1", false)
 	cut := func(name string, c net.Conn) {
@@ -507,7 +507,7 @@ func TestSR8BadPeers(t *testing.T) {
 	deaf := r.raw(e) // takes its result, never confirms it, but pings
 	r.submit(deaf, "echo", "fine")
 	go func() {
-		for range 20 {
+		for range 40 {
 			time.Sleep(100 * time.Millisecond)
 			_, _ = deaf.Write(wire.AppendFrame(nil, wire.KindPing, nil))
 		}
@@ -539,6 +539,12 @@ func TestSR8Flood(t *testing.T) {
 		wg.Add(1)
 		go func() {
 			defer wg.Done()
+			var held []net.Conn
+			defer func() {
+				for _, c := range held {
+					c.Close()
+				}
+			}()
 			for range work {
 				c, err := tls.Dial("tcp", bad.Addr, bad.TLS)
 				if err != nil {
@@ -557,7 +563,7 @@ func TestSR8Flood(t *testing.T) {
 					mu.Lock()
 					count["accepted"]++
 					mu.Unlock()
-					defer c.Close() // hold it
+					held = append(held, c)
 				}
 			}
 		}()

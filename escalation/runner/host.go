@@ -93,6 +93,7 @@ func (h *Host) starter() {
 type process struct {
 	cmd     *exec.Cmd
 	control *net.UnixConn
+	once    sync.Once // for reap
 }
 
 func (h *Host) start() (*process, error) {
@@ -119,7 +120,7 @@ func (h *Host) start() (*process, error) {
 		c.Close()
 		return nil, fmt.Errorf("start runner: %w", err)
 	}
-	return &process{cmd, c.(*net.UnixConn)}, nil
+	return &process{cmd: cmd, control: c.(*net.UnixConn)}, nil
 }
 
 // get returns a runner, the spare one if there is one.
@@ -164,8 +165,10 @@ func (h *Host) refill() {
 // discard ends a runner that has no order, and reaps it.
 func (p *process) discard() {
 	p.control.Close()
-	_ = p.cmd.Wait()
+	p.reap()
 }
+
+func (p *process) reap() { p.once.Do(func() { _ = p.cmd.Wait() }) }
 
 // Run is one command's run. Its methods may be called from any goroutine.
 type Run struct {
@@ -191,7 +194,6 @@ func (h *Host) Prepare(p *Plan, stdio Stdio) (*Run, error) {
 	if err != nil {
 		return nil, err
 	}
-	h.refill()
 	o := order{Argv: p.Argv, Env: p.Env, DirPath: p.Dir.Path, DirID: p.Dir.ID, Files: p.Files, ByPath: p.ByPath,
 		ProgramPath: p.Program.Path, ProgramID: p.Program.ID, ProgramSum: p.Program.Sum, Script: p.Program.Script, Ours: p.Program.Ours}
 	files := []*os.File{stdio.In, stdio.Out, stdio.Err, p.Dir.File, p.Program.File}
@@ -220,6 +222,8 @@ func (h *Host) Prepare(p *Plan, stdio Stdio) (*Run, error) {
 	go func() {
 		defer h.wg.Done()
 		r.watch()
+		h.refill() // not before, as it would compete with the command for its start
+		proc.reap()
 	}()
 	return r, nil
 }
@@ -266,8 +270,11 @@ func (r *Run) watch() {
 	}
 	close(stop)
 	wg.Wait()
-	r.killCgroup()
-	r.proc.discard()
+	r.proc.control.Close() // a runner that still lives kills and ends now
+	if r.err != nil {
+		r.killCgroup() // it may not have been able to
+		r.proc.reap()
+	}
 	r.removeCgroup()
 	select {
 	case r.ready <- r.failure():

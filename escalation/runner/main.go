@@ -244,18 +244,18 @@ func (f *family) result() Exit {
 // killRest kills our children until there are none: the children of a killed process become ours. It returns how many
 // are left after a while, as some cannot be killed by the developer.
 func (f *family) killRest() int {
-	wait := 200 * time.Microsecond
+	wait := 200 * time.Microsecond // long enough for the reaper to see that there are none, as a rule
 	for deadline := time.Now().Add(5 * time.Second); time.Now().Before(deadline); wait = min(2*wait, 20*time.Millisecond) {
-		f.mu.Lock()
-		for _, pid := range children() {
-			_ = unix.Kill(pid, unix.SIGKILL)
-		}
-		f.mu.Unlock()
 		select {
 		case <-f.gone:
 			return 0
 		case <-time.After(wait):
 		}
+		f.mu.Lock()
+		for _, pid := range children() {
+			_ = unix.Kill(pid, unix.SIGKILL)
+		}
+		f.mu.Unlock()
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
