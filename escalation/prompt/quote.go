@@ -106,6 +106,11 @@ func badQuote(format string, a ...any) error {
 // and in an unquoted argument no character has a meaning that it would not have for a program. Characters that a shell
 // would expand are refused outside of quotes, so that nobody expects it.
 func Split(line string) ([]string, error) {
+	for i, r := range line {
+		if !showable(r) || r == utf8.RuneError {
+			return nil, badQuote("write byte %d as an escape", i)
+		}
+	}
 	var argv []string
 	for {
 		line = strings.TrimLeft(line, " ")
