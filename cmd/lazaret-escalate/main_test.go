@@ -3,11 +3,13 @@ package main
 import (
 	"bytes"
 	"context"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -15,10 +17,17 @@ import (
 
 	"lazaret.dev/lazaret/escalation"
 	"lazaret.dev/lazaret/escalation/client"
+	"lazaret.dev/lazaret/escalation/prompt"
+	"lazaret.dev/lazaret/escalation/rules"
+	"lazaret.dev/lazaret/escalation/runner"
+	"lazaret.dev/lazaret/escalation/trust"
 	"lazaret.dev/lazaret/escalation/wire"
 )
 
 func TestMain(m *testing.M) {
+	if os.Args[0] == runner.RoleArg {
+		os.Exit(escalation.RunnerMain())
+	}
 	if os.Getenv("TEST_AS_CLIENT") != "" {
 		main()
 	}
@@ -127,5 +136,143 @@ func TestMCPTool(t *testing.T) {
 	m, ok := res.StructuredContent.(map[string]any)
 	if !ok || !res.IsError || m["outcome"] != "denied" || m["exit_status"] != float64(201) || m["truncated"] != true {
 		t.Errorf("%+v %.200v", res.IsError, res.StructuredContent)
+	}
+}
+
+// person denies every prompt for "printenv" and leaves all others open.
+type person struct{}
+
+func (person) Prompt(ctx context.Context, _ string, q prompt.Request, _ func([]string) (prompt.Request, error)) (prompt.Answer, error) {
+	if q.Argv[0] == "printenv" {
+		return prompt.Answer{Kind: prompt.Denied}, nil
+	}
+	<-ctx.Done()
+	return prompt.Answer{}, nil
+}
+
+// domain serves a workspace and returns it with the environment of a client in session s1.
+func domain(t *testing.T) (work string, env []string, s *escalation.Server) {
+	t.Helper()
+	work, err := filepath.EvalSymlinks(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	must := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	res := rules.Resolver{Path: []string{"/usr/bin", "/bin"}, Writable: []string{work}}
+	auto := func(argv ...string) rules.Rule { return rules.Rule{Argv: argv, Action: rules.Auto, Stdin: true} }
+	set, _, err := rules.Compile([]rules.Rule{auto("pwd"), auto("false"), auto("cat"), auto("sleep", "77"), auto("seq", "100000")}, rules.Options{Resolver: res})
+	must(err)
+	ws, err := runner.OpenWorkspace(work)
+	must(err)
+	a, err := trust.New("d", 0, time.Now)
+	must(err)
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	must(err)
+	host := runner.NewHost(runner.Config{})
+	s, err = escalation.New(escalation.Config{Domain: "d", Profile: "p", Listener: ln, Anchor: a, Rules: set, Resolver: res, Workspace: ws,
+		Host: host, Prompter: person{}, Grace: time.Second})
+	must(err)
+	go func() { _ = s.Serve() }()
+	t.Cleanup(func() {
+		_ = s.Close()
+		host.Close()
+		ws.Root.Close()
+	})
+	cert, key, err := s.Join("s1", true)
+	must(err)
+	dir := t.TempDir()
+	for name, text := range map[string][]byte{"endpoint": []byte(ln.Addr().String() + "\n"), "ca.pem": a.CA(), "cert.pem": cert, "key.pem": key} {
+		must(os.WriteFile(filepath.Join(dir, name), text, 0o600))
+	}
+	return work, []string{client.DirEnv + "=" + dir, client.SessionEnv + "=" + dir}, s
+}
+
+func TestFR5EndToEnd(t *testing.T) {
+	work, env, s := domain(t)
+	t.Chdir(work)
+	for _, tc := range []struct {
+		args      []string
+		code      int
+		out, errs string
+	}{
+		{[]string{"--", "pwd"}, 0, work + "\n", ""},
+		{[]string{"--", "false"}, 1, "", ""},
+		{[]string{"--reason", "x", "--", "printenv"}, exitDenied, "", "lazaret-escalate: denied: denied by the developer\n"},
+		{[]string{"--timeout", "300ms", "--", "id"}, exitTimedOut, "", "lazaret-escalate: timed out: nobody answered in time\n"},
+		{[]string{"--", "absent"}, exitFailed, "", "lazaret-escalate: failed: there is no such program on the host\n"},
+		{[]string{"--reason", strings.Repeat("x", 5000), "--", "pwd"}, exitUsage, "", "lazaret-escalate: error: the request cannot be sent: "},
+	} {
+		if code, out, errs := runClient(t, env, tc.args...); code != tc.code || out != tc.out || !strings.HasPrefix(errs, tc.errs) || tc.errs == "" && errs != "" {
+			t.Errorf("%.60q: %d %q %q", tc.args, code, out, errs)
+		}
+	}
+	s.Leave("s1")
+	if code, _, errs := runClient(t, env, "--", "pwd"); code != exitNoConnection {
+		t.Errorf("%d %q", code, errs)
+	}
+}
+
+// Control-C in the sandbox cancels the command on the host; so does a reader that goes away.
+func TestOR3InterruptedClient(t *testing.T) {
+	work, env, s := domain(t)
+	t.Chdir(work)
+	exe, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	start := func(args ...string) *exec.Cmd {
+		cmd := exec.Command(exe, args...)
+		cmd.Env = append(append(os.Environ(), "TEST_AS_CLIENT=1"), env...)
+		cmd.Stderr = os.Stderr
+		return cmd
+	}
+	running := func() bool {
+		p := s.Pending()
+		return len(p) == 1 && p[0].Phase == "running"
+	}
+	await := func(what string, f func() bool) {
+		t.Helper()
+		for range 500 {
+			if f() {
+				return
+			}
+			time.Sleep(10 * time.Millisecond)
+		}
+		t.Fatal(what)
+	}
+	for _, sig := range []syscall.Signal{syscall.SIGINT, syscall.SIGTERM, syscall.SIGKILL} {
+		cmd := start("--", "sleep", "77")
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		await("not running", running)
+		_ = cmd.Process.Signal(sig)
+		_ = cmd.Wait()
+		if code := cmd.ProcessState.ExitCode(); sig != syscall.SIGKILL && code != exitCancelled {
+			t.Errorf("%v: exit status %d", sig, code)
+		}
+		await("the request is left", func() bool { return len(s.Pending()) == 0 })
+	}
+	cmd := start("--", "seq", "100000")
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	_, _ = out.Read(make([]byte, 10))
+	out.Close()
+	_ = cmd.Wait()
+	await("the request is left", func() bool { return len(s.Pending()) == 0 })
+	cmd = start("--stdin", "--", "cat")
+	cmd.Stdin = strings.NewReader(strings.Repeat("x", 200000))
+	if b, err := cmd.Output(); err != nil || len(b) != 200000 {
+		t.Errorf("%d bytes, %v", len(b), err)
 	}
 }

@@ -35,6 +35,7 @@ const (
 	Dir        = "/run/lazaret/escalate"
 	SessionDir = "/run/lazaret/session"
 	SessionEnv = "LAZARET_SESSION_DIR"
+	DirEnv     = "LAZARET_ESCALATE_DIR" // replaces Dir; only tests need it
 )
 
 // ErrNoConnection means that there is no coordinator to ask, or that it went away before there was a result.
@@ -69,11 +70,14 @@ func Load(dir, sessionDir string) (Endpoint, error) {
 
 // Default loads the endpoint of the session that this process belongs to.
 func Default() (Endpoint, error) {
-	d := os.Getenv(SessionEnv)
-	if d == "" {
-		d = SessionDir
+	return Load(orElse(os.Getenv(DirEnv), Dir), orElse(os.Getenv(SessionEnv), SessionDir))
+}
+
+func orElse(s, def string) string {
+	if s == "" {
+		return def
 	}
-	return Load(Dir, d)
+	return s
 }
 
 // Request is what to ask for.

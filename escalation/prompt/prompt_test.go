@@ -107,7 +107,7 @@ func FuzzSR8Screen(f *testing.F) {
 	f.Add("git", "push\x1b[2J", "reason\u202e", "/dir", 80, 24, []byte(" ae\x1bx\rd"))
 	f.Add("a", strings.Repeat("日", 500), "", "/", 40, 10, []byte("   eee\x15new command\r"))
 	f.Fuzz(func(t *testing.T, a, b, reason, dir string, cols, rows int, keys []byte) {
-		s := &Screen{Req: Request{Argv: []string{a, b}, Reason: reason, Dir: dir, Program: a, Remember: b}, Cols: cols % 300, Rows: rows % 100}
+		s := &Screen{Req: Request{Argv: []string{a, b}, Reason: reason, Dir: dir, Program: a, Remember: b}, Cols: cols & 0xff, Rows: rows & 0x3f}
 		checkScreen(t, s)
 		for _, k := range Keys(keys) {
 			d := s.Key(k, true)
