@@ -17,6 +17,7 @@ import (
 // conn is an authenticated connection, with at most one request.
 type conn struct {
 	*tls.Conn
+	bulk    *wire.Bulk // below Conn
 	id      broker.ConnID
 	session string
 	refused broker.Refusal // guarded by Server.mu
@@ -32,8 +33,13 @@ func (c *conn) send(k wire.Kind, body []byte) error {
 func (c *conn) write(frame []byte) error {
 	c.wmu.Lock()
 	defer c.wmu.Unlock()
+	if len(frame) <= 8<<10 {
+		_, err := c.Write(frame)
+		return err
+	}
+	c.bulk.Hold()
 	_, err := c.Write(frame)
-	return err
+	return errors.Join(err, c.bulk.Flush())
 }
 
 // meet takes a new connection. Strangers are few: when there are too many, the oldest is cut off, so that silent ones
@@ -63,7 +69,8 @@ func (s *Server) meet(raw net.Conn) {
 
 // serve authenticates a peer and follows its connection to the end.
 func (s *Server) serve(x *stranger) error {
-	t := tls.Server(x.Conn, s.tls)
+	bulk := wire.NewBulk(x.Conn)
+	t := tls.Server(bulk, s.tls)
 	_ = t.SetDeadline(time.Now().Add(s.cfg.Handshake))
 	err := t.HandshakeContext(s.ctx)
 	if err != nil {
@@ -75,9 +82,9 @@ func (s *Server) serve(x *stranger) error {
 		s.forget(x)
 		return err
 	}
-	c := s.admit(x, t, session)
+	c := s.admit(x, &conn{Conn: t, bulk: bulk, session: session})
 	if c == nil {
-		_ = (&conn{Conn: t}).send(wire.KindRefused, []byte{byte(broker.RefusedBusy)})
+		_ = (&conn{Conn: t, bulk: bulk}).send(wire.KindRefused, []byte{byte(broker.RefusedBusy)})
 		return fmt.Errorf("session %s: too many connections", session)
 	}
 	defer s.dismiss(c)
@@ -91,11 +98,11 @@ func (s *Server) forget(x *stranger) {
 }
 
 // admit makes a stranger a peer, or returns nil if its session has too many of them.
-func (s *Server) admit(x *stranger, t *tls.Conn, session string) *conn {
+func (s *Server) admit(x *stranger, c *conn) *conn {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.strangers = slices.DeleteFunc(s.strangers, func(y *stranger) bool { return x == y })
-	id := broker.SessionID(session)
+	id := broker.SessionID(c.session)
 	per := s.cfg.Limits.PerSession
 	if per <= 0 {
 		per = 64
@@ -104,7 +111,7 @@ func (s *Server) admit(x *stranger, t *tls.Conn, session string) *conn {
 		return nil
 	}
 	s.nextConn++
-	c := &conn{Conn: t, id: s.nextConn, session: session}
+	c.id = s.nextConn
 	s.conns[c.id] = c
 	s.peers[id]++
 	s.stepLocked(broker.Authenticate{Conn: c.id, Session: id})

@@ -739,3 +739,51 @@ func (c *counter) Write(b []byte) (int, error) {
 	*c += counter(len(b))
 	return len(b), nil
 }
+
+// A thousand requests that wait cost a bounded and small amount of memory each.
+func TestSR8ThousandQueued(t *testing.T) {
+	r := newRig(t, nil, func(c *Config) { c.Limits = broker.Limits{PerSession: 1000, Total: 1000} })
+	e := r.join("s1", false)
+	heap := func() uint64 {
+		var m runtime.MemStats
+		runtime.GC()
+		runtime.ReadMemStats(&m)
+		return m.HeapAlloc + m.StackInuse
+	}
+	before := heap()
+	const n = 1000
+	conns := make([]net.Conn, n)
+	for i := range conns {
+		conns[i] = r.raw(e)
+		sub := wire.Submit{Argv: []string{"true"}, Dir: r.work}
+		binary.BigEndian.PutUint64(sub.ID[:], uint64(i))
+		if _, err := conns[i].Write(wire.AppendFrame(nil, wire.KindSubmit, sub.Append(nil))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	queued := func() (k int) {
+		for _, p := range r.s.Pending() {
+			if p.Phase == "queued" {
+				k++
+			}
+		}
+		return k
+	}
+	for start := time.Now(); queued() < n; time.Sleep(50 * time.Millisecond) {
+		if time.Since(start) > time.Minute {
+			t.Fatalf("%d queued", queued())
+		}
+	}
+	full := heap()
+	t.Logf("%d queued requests, both ends in this process: %d KiB each", n, (full-before)/n>>10)
+	if each := (full - before) / n; each > 256<<10 {
+		t.Errorf("%d bytes for each queued request", each)
+	}
+	extra := r.raw(e)
+	r.submit(extra, "true")
+	if k, b := read(t, extra); k != wire.KindRefused || b[0] != byte(broker.RefusedBusy) {
+		t.Errorf("one more: %d %v", k, b)
+	}
+	r.s.Leave("s1")
+	r.quiet()
+}

@@ -99,11 +99,17 @@ func (e Endpoint) Run(ctx context.Context, q Request) (wire.Result, error) {
 	if err := sub.Check(); err != nil {
 		return wire.Result{}, err
 	}
-	d := tls.Dialer{NetDialer: &net.Dialer{Timeout: 10 * time.Second}, Config: e.TLS}
-	nc, err := d.DialContext(ctx, "tcp", e.Addr)
+	raw, err := (&net.Dialer{Timeout: 10 * time.Second}).DialContext(ctx, "tcp", e.Addr)
 	if err != nil {
 		return wire.Result{}, fmt.Errorf("%w: %w", ErrNoConnection, err)
 	}
+	defer raw.Close()
+	nc := tls.Client(wire.NewBulk(raw), e.TLS)
+	_ = raw.SetDeadline(time.Now().Add(10 * time.Second))
+	if err := nc.HandshakeContext(ctx); err != nil {
+		return wire.Result{}, fmt.Errorf("%w: %w", ErrNoConnection, err)
+	}
+	_ = raw.SetDeadline(time.Time{})
 	defer nc.Close()
 	c := &conversation{conn: nc, more: make(chan struct{}, 1)}
 	if err := c.send(wire.KindSubmit, sub.Append(nil)); err != nil {

@@ -1,9 +1,8 @@
 package runner
 
 import (
-	"bytes"
 	"encoding/binary"
-	"encoding/gob"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -19,19 +18,68 @@ const fdControl = 3
 
 // order is the plan as it is sent to the runner; its descriptors travel beside it, in the order of orderFiles.
 type order struct {
-	Argv    []string
-	Env     []string
-	DirPath string
+	Argv    [][]byte // bytes, as JSON changes strings that are not UTF-8
+	Env     [][]byte
+	DirPath []byte
 	DirID   Identity
 	// WorkspacePath is empty if the directory was fixed by a rule; otherwise the root's descriptor is sent too.
-	WorkspacePath string
-	ProgramPath   string
+	WorkspacePath []byte
+	ProgramPath   []byte
 	ProgramID     Identity
 	ProgramSum    [32]byte
 	Script, Ours  bool
-	Files         []File
+	Files         []fileOrder
 	ByPath        bool
 	Cgroup        bool // a cgroup's descriptor is sent last
+}
+
+type fileOrder struct {
+	Arg  int
+	Path []byte
+	Sum  [32]byte
+}
+
+// newOrder puts a plan into an order.
+func newOrder(p *Plan) order {
+	o := order{Argv: toBytes(p.Argv), Env: toBytes(p.Env), DirPath: []byte(p.Dir.Path), DirID: p.Dir.ID, ByPath: p.ByPath,
+		ProgramPath: []byte(p.Program.Path), ProgramID: p.Program.ID, ProgramSum: p.Program.Sum, Script: p.Program.Script, Ours: p.Program.Ours}
+	if p.Dir.in != nil {
+		o.WorkspacePath = []byte(p.Dir.in.Path)
+	}
+	for _, f := range p.Files {
+		o.Files = append(o.Files, fileOrder{f.Arg, []byte(f.Path), f.Sum})
+	}
+	return o
+}
+
+// plan is the inverse, with the descriptors that came beside the order.
+func (o order) plan(files []*os.File) *Plan {
+	d := &Dir{Path: string(o.DirPath), File: files[3], ID: o.DirID}
+	if len(o.WorkspacePath) > 0 {
+		d.in = &Workspace{Root: files[5], Path: string(o.WorkspacePath)}
+	}
+	p := &Plan{Argv: toStrings(o.Argv), Env: toStrings(o.Env), Dir: d, ByPath: o.ByPath, Program: &Program{Path: string(o.ProgramPath),
+		File: files[4], ID: o.ProgramID, Sum: o.ProgramSum, Script: o.Script, Ours: o.Ours}}
+	for _, f := range o.Files {
+		p.Files = append(p.Files, File{f.Arg, string(f.Path), f.Sum})
+	}
+	return p
+}
+
+func toBytes(ss []string) [][]byte {
+	bs := make([][]byte, len(ss))
+	for i, s := range ss {
+		bs[i] = []byte(s)
+	}
+	return bs
+}
+
+func toStrings(bs [][]byte) []string {
+	ss := make([]string, len(bs))
+	for i, b := range bs {
+		ss[i] = string(b)
+	}
+	return ss
 }
 
 // message is what the two say to each other afterwards.
@@ -50,8 +98,8 @@ const maxOrder = 8 << 20 // bytes; the wire's limit is far below
 
 // sendOrder writes the order with its descriptors, which stay the caller's.
 func sendOrder(c *net.UnixConn, o order, files []*os.File) error {
-	var body bytes.Buffer // gob and not JSON, which would change bytes that are not UTF-8
-	if err := gob.NewEncoder(&body).Encode(o); err != nil {
+	body, err := json.Marshal(o)
+	if err != nil {
 		return fmt.Errorf("encode order: %w", err)
 	}
 	fds := make([]int, len(files))
@@ -63,11 +111,11 @@ func sendOrder(c *net.UnixConn, o order, files []*os.File) error {
 			return fmt.Errorf("send order: %w", err)
 		}
 	}
-	head := binary.BigEndian.AppendUint32(nil, uint32(body.Len()))
+	head := binary.BigEndian.AppendUint32(nil, uint32(len(body)))
 	if _, _, err := c.WriteMsgUnix(head, unix.UnixRights(fds...), nil); err != nil {
 		return fmt.Errorf("send order: %w", err)
 	}
-	if _, err := c.Write(body.Bytes()); err != nil {
+	if _, err := c.Write(body); err != nil {
 		return fmt.Errorf("send order: %w", err)
 	}
 	return nil
@@ -106,11 +154,11 @@ func receiveOrder(c *net.UnixConn) (o order, files []*os.File, err error) {
 	if _, err := io.ReadFull(c, body); err != nil {
 		return o, files, fmt.Errorf("receive order: %w", err)
 	}
-	if err := gob.NewDecoder(bytes.NewReader(body)).Decode(&o); err != nil {
+	if err := json.Unmarshal(body, &o); err != nil {
 		return o, files, fmt.Errorf("decode order: %w", err)
 	}
 	want := 5
-	if o.WorkspacePath != "" {
+	if len(o.WorkspacePath) > 0 {
 		want++
 	}
 	if o.Cgroup {

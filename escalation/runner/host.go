@@ -194,11 +194,9 @@ func (h *Host) Prepare(p *Plan, stdio Stdio) (*Run, error) {
 	if err != nil {
 		return nil, err
 	}
-	o := order{Argv: p.Argv, Env: p.Env, DirPath: p.Dir.Path, DirID: p.Dir.ID, Files: p.Files, ByPath: p.ByPath,
-		ProgramPath: p.Program.Path, ProgramID: p.Program.ID, ProgramSum: p.Program.Sum, Script: p.Program.Script, Ours: p.Program.Ours}
+	o := newOrder(p)
 	files := []*os.File{stdio.In, stdio.Out, stdio.Err, p.Dir.File, p.Program.File}
 	if p.Dir.in != nil {
-		o.WorkspacePath = p.Dir.in.Path
 		files = append(files, p.Dir.in.Root)
 	}
 	r := &Run{proc: proc, ready: make(chan error, 1), started: make(chan error, 1), done: make(chan struct{}),

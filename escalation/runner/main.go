@@ -76,7 +76,7 @@ func (r *runner) serve() error {
 	if err != nil {
 		return err
 	}
-	p := planOf(o, files)
+	p := o.plan(files)
 	exe, inherit, err := p.executable()
 	if err != nil {
 		return err
@@ -93,7 +93,7 @@ func (r *runner) serve() error {
 		return err
 	}
 	attr := &syscall.ProcAttr{
-		Env:   o.Env,
+		Env:   p.Env,
 		Files: append([]uintptr{files[0].Fd(), files[1].Fd(), files[2].Fd()}, inherit...),
 		Sys:   &syscall.SysProcAttr{Setsid: true, Pdeathsig: syscall.SIGKILL},
 	}
@@ -103,7 +103,7 @@ func (r *runner) serve() error {
 	if err := unix.Fchdir(int(p.Dir.File.Fd())); err != nil {
 		return fmt.Errorf("enter %q: %w", p.Dir.Path, err)
 	}
-	pid, err := syscall.ForkExec(exe, o.Argv, attr)
+	pid, err := syscall.ForkExec(exe, p.Argv, attr)
 	_ = unix.Chdir("/")
 	for _, f := range files[:3] {
 		f.Close() // a copy kept here would hide the end of the command's output
@@ -118,15 +118,6 @@ func (r *runner) serve() error {
 	}
 	exit := r.supervise(f, in)
 	return r.out.Encode(message{Ended: &exit})
-}
-
-func planOf(o order, files []*os.File) *Plan {
-	d := &Dir{Path: o.DirPath, File: files[3], ID: o.DirID}
-	if o.WorkspacePath != "" {
-		d.in = &Workspace{Root: files[5], Path: o.WorkspacePath}
-	}
-	prog := &Program{Path: o.ProgramPath, File: files[4], ID: o.ProgramID, Sum: o.ProgramSum, Script: o.Script, Ours: o.Ours}
-	return &Plan{Argv: o.Argv, Env: o.Env, Dir: d, Program: prog, Files: o.Files, ByPath: o.ByPath}
 }
 
 // executable returns the path to execute and descriptors that the command must inherit from number 3 on.
