@@ -10,6 +10,7 @@
 //  1. main enters [RunnerMain] for argv[0] == runner.RoleArg, before flags are read.
 //  2. trust.New makes the Domain's Trust Anchor; write Anchor.CA() and the endpoint ("address:port") to the files that
 //     package client names, which are mounted read-only in the sandbox.
+//     rules.Resolver.Writable must list every host directory that the sandbox can write: the workspace and all volumes.
 //  3. [New] with a listener bound on the sidecar's address (its descriptor may come from another namespace), the
 //     compiled rules, the opened workspace, a runner.Host and a [Prompter]; then run [Server.Serve].
 //  4. [Server.Join] for each Client Session, before its process starts: put certificate and key into the session's
@@ -19,7 +20,8 @@
 //  6. "lazaret requests" is [Server.Pending], [Server.Answer] and [Server.Cancel].
 //  7. [Server.Close] at teardown; commands that still run are killed first.
 //
-// Lock order: Server.mu, then a connection's write lock is never taken under it. Effects never block under Server.mu.
+// Locks: effects are carried out under Server.mu and never block; a connection's write lock, which may be held for as long
+// as its peer does not read, is never taken under it.
 package escalation
 
 import (

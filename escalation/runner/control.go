@@ -88,7 +88,6 @@ type message struct {
 	Kill    bool          `json:",omitempty"` // to the runner
 	Grace   time.Duration `json:",omitempty"` // of Kill
 	Ready   bool          `json:",omitempty"`
-	Started bool          `json:",omitempty"`
 	Failed  string        `json:",omitempty"`
 	Changed bool          `json:",omitempty"` // Failed is because of ErrChanged
 	Ended   *Exit         `json:",omitempty"`

@@ -12,7 +12,7 @@
 //	coordinator                        runner                     command
 //	   ---- plan, descriptors ---->       environment is empty, child subreaper
 //	   ---- go ------------------->       directory, program, files verified; fork, exec --->
-//	   <--- started, or failed ----
+//	   <--- failed ----------------       instead, if anything is not as it was approved
 //	   ---- kill (grace) --------->       SIGTERM to the group, then SIGKILL to all below
 //	   <--- ended -----------------       after nothing of the command is left
 //

@@ -172,12 +172,11 @@ func (p *process) reap() { p.once.Do(func() { _ = p.cmd.Wait() }) }
 
 // Run is one command's run. Its methods may be called from any goroutine.
 type Run struct {
-	proc    *process
-	cgroup  string
-	ready   chan error // one value: nil when prepared
-	started chan error // one value: nil when executed
-	done    chan struct{}
-	quit    chan struct{}
+	proc   *process
+	cgroup string
+	ready  chan error // one value: nil when prepared
+	done   chan struct{}
+	quit   chan struct{}
 
 	mu  sync.Mutex // guards writes to the control socket
 	out *json.Encoder
@@ -199,7 +198,7 @@ func (h *Host) Prepare(p *Plan, stdio Stdio) (*Run, error) {
 	if p.Dir.in != nil {
 		files = append(files, p.Dir.in.Root)
 	}
-	r := &Run{proc: proc, ready: make(chan error, 1), started: make(chan error, 1), done: make(chan struct{}),
+	r := &Run{proc: proc, ready: make(chan error, 1), done: make(chan struct{}),
 		quit: h.quit, out: json.NewEncoder(proc.control)}
 	if h.cfg.Cgroup != "" {
 		g, err := r.makeCgroup(h.cfg.Cgroup, h.seq.Add(1))
@@ -255,8 +254,6 @@ func (r *Run) watch() {
 		switch {
 		case m.Ready:
 			r.ready <- nil
-		case m.Started:
-			r.started <- nil
 		case m.Failed != "":
 			r.err, ended = errors.New(m.Failed), true
 			if m.Changed {
@@ -278,10 +275,6 @@ func (r *Run) watch() {
 	case r.ready <- r.failure():
 	default:
 	}
-	select {
-	case r.started <- r.failure():
-	default:
-	}
 	close(r.done)
 }
 
@@ -294,9 +287,6 @@ func (r *Run) failure() error {
 
 // Ready gives one value: nil when the command is prepared, else why it is not. Then the run is over.
 func (r *Run) Ready() <-chan error { return r.ready }
-
-// Started gives one value after Start: nil when the command was executed, else why it was not.
-func (r *Run) Started() <-chan error { return r.started }
 
 // Done is closed when nothing of the command is left.
 func (r *Run) Done() <-chan struct{} { return r.done }

@@ -111,12 +111,7 @@ func (r *runner) serve() error {
 	if err != nil {
 		return fmt.Errorf("execute %s: %w", p.Program.Path, err)
 	}
-	f := newFamily(pid)
-	if err := r.out.Encode(message{Started: true}); err != nil {
-		f.killAll()
-		return err
-	}
-	exit := r.supervise(f, in)
+	exit := r.supervise(newFamily(pid), in)
 	return r.out.Encode(message{Ended: &exit})
 }
 
