@@ -16,8 +16,8 @@ var ErrNotPending = errors.New("request is not waiting for this answer")
 
 // Pending is an open request, for "lazaret requests".
 type Pending struct {
-	prompt.Request
-	Phase string // "checking", "queued", "prompted", "approved", "running", "killing", "decided"
+	Request prompt.Request
+	Phase   string // "checking", "queued", "prompted", "approved", "running", "killing", "decided"
 }
 
 // Pending returns the open requests, ordered by ID. Requests that are still being checked have no program.
@@ -35,7 +35,7 @@ func (s *Server) Pending() []Pending {
 		}
 		ps = append(ps, p)
 	}
-	slices.SortFunc(ps, func(a, b Pending) int { return strings.Compare(a.ID, b.ID) })
+	slices.SortFunc(ps, func(a, b Pending) int { return strings.Compare(a.Request.ID, b.Request.ID) })
 	return ps
 }
 

@@ -319,7 +319,7 @@ func (r *rig) phase(want string) string {
 	r.t.Helper()
 	for range 500 {
 		if p := r.s.Pending(); len(p) == 1 && p[0].Phase == want {
-			return p[0].ID
+			return p[0].Request.ID
 		}
 		time.Sleep(5 * time.Millisecond)
 	}
@@ -605,7 +605,7 @@ func TestFR5AnswerFromAnotherTerminal(t *testing.T) {
 		if err := r.s.Answer(id, prompt.Answer{Kind: prompt.Approved}); !errors.Is(err, ErrNotPending) {
 			t.Errorf("approved without a digest: %v", err)
 		}
-		if err := r.s.Answer(id, prompt.Answer{Kind: prompt.Approved, Digest: r.s.Pending()[0].Digest}); err != nil {
+		if err := r.s.Answer(id, prompt.Answer{Kind: prompt.Approved, Digest: r.s.Pending()[0].Request.Digest}); err != nil {
 			t.Error(err)
 		}
 		if o := <-done; o.out != "x\n" {
