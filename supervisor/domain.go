@@ -20,7 +20,6 @@ import (
 const (
 	agentName = "agent"
 	agentHome = "/home/agent"
-	initPath  = "/run/lazaret/init" // inside
 )
 
 // domain is the state of the domain process: pid 1, uid 0 and alone in the Domain's namespaces.
@@ -69,6 +68,7 @@ func (d *domain) steps() []step {
 		{"staging directory", d.stage},
 		{"proc", d.mountProc},
 		{"base", d.composeBase},
+		{"escalation", d.composeInside},
 		{"workspace", d.mountServed},
 		{"network", d.makeNetwork},
 		{"bundle", d.writeBundle},
@@ -136,7 +136,7 @@ func (d *domain) composeBase() error {
 		Agent: overlay.Identity{UID: d.plan.IDs.Agent, GID: d.plan.IDs.Agent, Name: agentName, Home: agentHome,
 			Shell: d.plan.Shell},
 		Hostname: d.plan.Profile.Name,
-		Files:    []string{initPath},
+		Dirs:     []string{insideDir},
 		Usr:      d.usr,
 	}
 	for _, s := range d.plan.Served {
@@ -152,7 +152,7 @@ func (d *domain) composeBase() error {
 			return err
 		}
 	}
-	return overlay.BindReadOnly(d.plan.Init, filepath.Join(b.Dir, initPath))
+	return nil
 }
 
 // sandboxTmpfs are the memory file systems of the sandbox itself.
@@ -216,6 +216,7 @@ func (d *domain) writeBundle() error {
 			{Target: "/tmp", Type: "tmpfs", Source: "tmpfs", Options: []string{"mode=1777", tmp, "nosuid", "nodev"}},
 		},
 	}
+	s.Mounts = append(s.Mounts, nsenter.Mount{Target: insideDir, Type: "bind", Source: d.path("shown"), Options: []string{"rbind", "ro", "nosuid", "nodev"}})
 	s.Mounts = append(s.Mounts, servedMounts(d.plan)...)
 	s.Annotations = map[string]string{sentry.RequiredAnnotation: strconv.Itoa(len(d.plan.Served))}
 	d.runtime = nsenter.Runtime{
@@ -306,6 +307,7 @@ func (d *domain) runSession(req execRequest, files []*os.File) (int, error) {
 	delete(d.sessions, req.Session)
 	d.mu.Unlock()
 	os.RemoveAll(d.path("sessions", req.Session))
+	d.takeKeys(req.Session)
 	return status, explainExec(req.Argv, err)
 }
 
@@ -316,6 +318,9 @@ func (d *domain) startSession(req execRequest, files []*os.File) (*nsenter.Runni
 	dir := d.path("sessions", req.Session)
 	if err := os.Mkdir(dir, 0o700); err != nil {
 		return nil, err
+	}
+	if err := d.giveKeys(req.Session, req.Keys); err != nil {
+		return nil, fmt.Errorf("start session: %w", err)
 	}
 	return d.runtime.Exec(nsenter.Exec{
 		Process: nsenter.AgentProcess(d.plan.IDs.Agent, req.Argv, req.Env, req.Cwd, req.TTY),

@@ -10,6 +10,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"lazaret.dev/lazaret/escalation"
 	"lazaret.dev/lazaret/nsenter"
 	"lazaret.dev/lazaret/routes"
 	"lazaret.dev/lazaret/supervisor"
@@ -24,6 +25,7 @@ func main() {
 		"domain":      supervisor.DomainMain,
 		"probe":       supervisor.ProbeMain,
 	}, map[string]func() int{
+		"runner":  escalation.RunnerMain,
 		"sidecar": routes.SidecarMain,
 		"uplink":  routes.UplinkMain,
 	})
