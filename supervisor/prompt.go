@@ -54,8 +54,8 @@ type promptReply struct {
 	argv []string // the payload
 }
 
-// maxPayload bounds a payload: a request is at most 256 KiB of the sandbox's bytes, and JSON makes more of them.
-const maxPayload = 8 << 20
+// maxPayload bounds a payload, in bytes: a request of 256 KiB of the sandbox's bytes, or a list of a thousand short ones.
+const maxPayload = 32 << 20
 
 // pack puts a value that may be too large for a message into a file without a name.
 func pack(v any) (*os.File, error) {
