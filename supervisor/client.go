@@ -101,7 +101,12 @@ func MakePlan(opt EnterOptions) (Plan, error) {
 	if shell == "" {
 		return Plan{}, refusal("find a shell: the host has neither /bin/bash nor /bin/sh in /usr", "install bash")
 	}
+	proxy, err := profile.Network.proxyOf(os.Getenv)
+	if err != nil {
+		return Plan{}, err
+	}
 	return Plan{
+		Network: networkPlan{Places: profile.Network.Places, Proxy: proxy},
 		Version: nsenter.Version, DomainID: DomainID(profile.Name, ws.Path), Profile: profile, Workspace: ws, Dirs: dirs,
 		IDs: ids, Runsc: runsc, Init: init, Shell: shell, Served: trees, FailAt: opt.FailAt,
 	}, nil

@@ -294,6 +294,7 @@ func TestInteractive(t *testing.T) {
 	m.show("Stopped")
 	m.keys("clear; fg", "Enter")
 	m.show("sleep 1000")
+	time.Sleep(500 * time.Millisecond)
 	m.keys("C-c")
 	m.keys("echo resumed-$?", "Enter")
 	m.show("resumed-130")
