@@ -277,7 +277,7 @@ func (l *lab) testHelperDies(t *testing.T) {
 		eventually(t, 30*time.Second, "the network works again", func() bool { return l.probe(b, "tcp:"+at)["tcp:"+at] == "ok" })
 		t.Logf("%s: replaced and used %v after the coordinator could", title, time.Since(begin).Round(time.Millisecond))
 		if title == uplinkTitle {
-			if s := said(); !strings.Contains(s, "its uplink ended; nothing passes") || strings.Contains(s, "never cut") {
+			if s := said(); !strings.Contains(s, "its uplink ended; nothing passes until it is replaced") || strings.Contains(s, "never cut") {
 				t.Errorf("the session of a cut flow: %s", s)
 			}
 		} else {
