@@ -246,7 +246,7 @@ func runClient(conn *nsenter.Conn, plan Plan, opt EnterOptions, t Terminal) (int
 				}
 				return 0, ev.Failed
 			case ev.Notice != "":
-				t.Warn("%s", ev.Notice)
+				s.notice(ev.Notice)
 			case ev.Exit != nil:
 				s.drain()
 				return *ev.Exit, nil
@@ -291,8 +291,9 @@ type stream interface {
 	open(*enterRequest) (theirs []*os.File, err error) // fills the request; theirs are the sandbox's ends
 	entered(files []*os.File)                          // the session runs; owns files
 	signal(conn *nsenter.Conn, sig os.Signal) (leave bool)
-	drain()   // passes on what the sandbox has written before its process ended
-	restore() // puts the caller's terminal back; idempotent
+	notice(text string) // tells the developer something
+	drain()             // passes on what the sandbox has written before its process ended
+	restore()           // puts the caller's terminal back; idempotent
 }
 
 // pipes carry a session without a terminal: binary-safe, separate, with back-pressure.
@@ -362,6 +363,8 @@ func (p *pipes) drain() {
 		}
 	}
 }
+
+func (p *pipes) notice(text string) { p.term.Warn("%s", text) }
 
 func (p *pipes) restore() {
 	for _, f := range []*os.File{p.in, p.out, p.err} {

@@ -125,6 +125,18 @@ func later(a, b time.Time) time.Time {
 	return b
 }
 
+// notice writes a line of its own, also while the terminal is raw and the cursor anywhere.
+func (t *terminal) notice(text string) {
+	t.mu.Lock()
+	raw := t.saved != nil
+	t.mu.Unlock()
+	if !raw {
+		t.term.Warn("%s", text)
+		return
+	}
+	fmt.Fprintf(t.term.Err, "\r\nlazaret: warning: %s\r\n", text)
+}
+
 // restore puts back the terminal's modes, those of the kernel and those that the sandbox's output has set.
 func (t *terminal) restore() {
 	t.mu.Lock()
