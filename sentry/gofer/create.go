@@ -9,6 +9,7 @@ import (
 	"gvisor.dev/gvisor/pkg/abi/linux"
 	"gvisor.dev/gvisor/pkg/lisafs"
 
+	"lazaret.dev/lazaret/sentry"
 	"lazaret.dev/lazaret/sentry/route"
 )
 
@@ -23,7 +24,7 @@ type home struct {
 // homeOf decides where name would be made as a file or directory. The rule files are asked now, not from memory.
 func (d *dir) homeOf(name string, directory bool) home {
 	private := home{kind: route.P, zone: route.Private, private: true}
-	if name == markSkeleton || name == markTree {
+	if name == sentry.MarkSkeleton || name == sentry.MarkTree {
 		return home{kind: route.No}
 	}
 	z := d.Zone()
@@ -60,7 +61,7 @@ func (d *dir) homeOf(name string, directory bool) home {
 		case d.twinHas(name):
 			return private
 		case directory && h&hideDir != 0 || !directory && h&hideFile != 0:
-			if h&frozenOnly != 0 && host == route.None {
+			if h&newlyTracked != 0 && host == route.None {
 				return home{kind: route.W, zone: route.Work, admit: true}
 			}
 			return private
@@ -81,7 +82,7 @@ func repoHome(z route.Zone, name string, host route.Host) home {
 func (d *dir) twinHas(name string) bool {
 	p := d.twin()
 	var st unix.Statx_t
-	return p >= 0 && statAt(p, name, &st) == nil && !(isDir(&st) && marked(p, name, markSkeleton))
+	return p >= 0 && statAt(p, name, &st) == nil && !(isDir(&st) && marked(p, name, sentry.MarkSkeleton))
 }
 
 // place decides where name is made, and refuses what may not be. lisafs holds the directory for writing, so nothing else
@@ -160,7 +161,7 @@ func (d *dir) becomePrivateTree() error {
 	if err != nil {
 		return err
 	}
-	if err := d.t.mark(p, markTree); err != nil {
+	if err := d.t.mark(p, sentry.MarkTree); err != nil {
 		return err
 	}
 	d.zone.Store(uint32(route.Private))

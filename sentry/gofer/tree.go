@@ -25,7 +25,7 @@ type tree struct {
 	owner    uint32 // uid of the developer as this process sees it
 	group    uint32
 	chown    bool // files made by this process are not the developer's by themselves
-	snapshot *frozen
+	snapshot *sentry.View
 	tmp      atomic.Uint64
 	epoch    atomic.Int64 // counts renames of directories: paths below have changed
 

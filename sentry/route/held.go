@@ -86,6 +86,9 @@ func (h *Held) Below(rel string) bool {
 }
 
 func tailMatches(pattern, dir string) bool {
+	if dir == "" {
+		return false
+	}
 	n := strings.Count(pattern, "/") + 1
 	i := len(dir)
 	for ; n > 0; n-- {
