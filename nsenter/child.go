@@ -70,7 +70,7 @@ func (c Child) Start() (p *Process, err error) {
 	}
 	var proc *os.Process
 	onLastingThread(func() {
-		proc, err = os.StartProcess("/proc/self/exe", []string{rolePrefix + c.Role + "]", fmt.Sprintf("%d,%d", id, len(c.Files))},
+		proc, err = os.StartProcess("/proc/self/exe", []string{RoleName(c.Role), fmt.Sprintf("%d,%d", id, len(c.Files))},
 			&os.ProcAttr{Dir: "/", Env: []string{}, Files: append([]*os.File{null, null, stderr, theirs}, c.Files...), Sys: attr})
 	})
 	if err != nil {

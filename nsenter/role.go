@@ -17,14 +17,19 @@ const (
 // Main enters a role when this process was started by [Child.Start], and never returns then. It must be the first call
 // of main: the environment is empty and no flag means anything.
 //
+// Helpers are roles that a leaf package starts by itself, with descriptors that it knows.
+//
 // In every other process it only marks inherited descriptors close-on-exec, so that none of the caller's reaches a child.
-func Main(roles map[string]func(Self) int) {
+func Main(roles map[string]func(Self) int, helpers map[string]func() int) {
 	name, ok := strings.CutPrefix(os.Args[0], rolePrefix)
 	if !ok {
 		_ = unix.CloseRange(3, ^uint(0), unix.CLOSE_RANGE_CLOEXEC)
 		return
 	}
 	name, _ = strings.CutSuffix(name, "]")
+	if help := helpers[name]; help != nil {
+		os.Exit(help())
+	}
 	run := roles[name]
 	if name == holdRole {
 		run = hold
@@ -40,6 +45,9 @@ func Main(roles map[string]func(Self) int) {
 	}
 	os.Exit(run(self))
 }
+
+// RoleName is the argv[0] by which [Main] knows a role or a helper.
+func RoleName(name string) string { return rolePrefix + name + "]" }
 
 // hold waits for its parent.
 func hold(self Self) int {
@@ -63,6 +71,7 @@ func newSelf(name string) (Self, error) {
 		return s, fmt.Errorf("role %q is started by lazaret only", name)
 	}
 	os.Clearenv()
+	unix.Umask(0o022) // the caller's is not ours
 	if err := unix.CloseRange(uint(fdFiles+nfiles), ^uint(0), 0); err != nil {
 		return s, fmt.Errorf("close inherited descriptors: %w", err)
 	}

@@ -340,7 +340,13 @@ func (p *pipes) drain() {
 	}
 }
 
-func (p *pipes) restore() {}
+func (p *pipes) restore() {
+	for _, f := range []*os.File{p.in, p.out, p.err} {
+		if f != nil {
+			f.Close()
+		}
+	}
+}
 
 // isEmpty reports whether nothing is waiting to be read (TIOCINQ is FIONREAD, ioctl_tty(2)).
 func isEmpty(f *os.File) bool {

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"os/signal"
 	"path/filepath"
 	"reflect"
 	"slices"
@@ -49,7 +50,7 @@ type coordinator struct {
 	sessions map[string]*session
 	joined   bool      // there was a session
 	closing  bool      // the last session has left: no new one
-	left     time.Time // when the last session left; zero while there is one
+	left     time.Time // when the last session left
 
 	idle chan struct{} // receives when the last session has left
 	gone chan string   // receives the reason when the sandbox ended by itself
@@ -256,36 +257,37 @@ func (c *coordinator) follow() {
 	}
 }
 
-// wait returns when the Domain is to end: after the last session and the linger time, or with the sandbox.
+// wait returns when the Domain is to end: after the last session and the linger time, with the sandbox, or on a signal.
 func (c *coordinator) wait(running bool) {
+	stop := make(chan os.Signal, 1)
+	signal.Notify(stop, unix.SIGTERM, unix.SIGINT)
+	defer signal.Stop(stop)
 	linger := time.Duration(c.plan.Profile.Linger)
+	var lingering <-chan time.Time
 	for {
 		select {
+		case <-lingering:
 		case <-c.idle:
 		case why := <-c.gone:
+			running = false
 			c.fail(why)
-			continue // the sessions leave now
-		}
-		if running && linger > 0 {
-			select {
-			case <-c.idle:
-			case <-c.gone:
-			case <-time.After(linger):
-			}
+		case sig := <-stop:
+			running = false
+			c.fail(fmt.Sprintf("the coordinator got %v", sig))
 		}
 		c.mu.Lock()
-		c.closing = len(c.sessions) == 0 && (!running || c.alone(linger))
-		closing := c.closing
+		alone, rest := len(c.sessions) == 0, linger-time.Since(c.left)
+		c.closing = c.closing || alone && (!running || rest <= 0)
+		ends := c.closing && alone
 		c.mu.Unlock()
-		if closing {
+		if ends {
 			return
 		}
+		lingering = nil
+		if alone {
+			lingering = time.After(rest)
+		}
 	}
-}
-
-// alone reports whether nobody has come back within the linger time. c.mu is held.
-func (c *coordinator) alone(linger time.Duration) bool {
-	return time.Since(c.left) >= linger
 }
 
 // fail ends all sessions, because the sandbox has.
@@ -331,6 +333,7 @@ func (c *coordinator) serve(conn *nsenter.Conn) {
 	var req request
 	files, err := conn.Recv(&req)
 	if err != nil {
+		c.signalIdle() // the client that started us may be gone before it had a session
 		return
 	}
 	defer func() { nsenter.CloseAll(files) }()

@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"lazaret.dev/lazaret/nsenter"
+	"lazaret.dev/lazaret/routes"
 	"lazaret.dev/lazaret/supervisor"
 )
 
@@ -22,6 +23,9 @@ func main() {
 		"coordinator": supervisor.CoordinatorMain,
 		"domain":      supervisor.DomainMain,
 		"probe":       supervisor.ProbeMain,
+	}, map[string]func() int{
+		"sidecar": routes.SidecarMain,
+		"uplink":  routes.UplinkMain,
 	})
 	os.Exit(run(os.Args[1:], os.Stdin, os.Stdout, os.Stderr))
 }
