@@ -1,6 +1,7 @@
 package review
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
@@ -110,7 +111,55 @@ func (t *Tree) applyFile(i *Item) error {
 	if err := t.replace(dir, i.Path, tempName, i.Seen.Host, st.Mode&0o100 != 0, write); err != nil {
 		return err
 	}
+	if err := t.merge(path.Dir(i.Path)); err != nil {
+		return err
+	}
 	return t.forget(i.Path, st)
+}
+
+// merge lets the host's content show through the private directory rel and its parents, without any other change: what
+// only the host has there is removed inside from now on by a mark of its own.
+func (t *Tree) merge(rel string) error {
+	for at := 0; at <= len(rel) && rel != "."; at++ {
+		if at < len(rel) && rel[at] != '/' {
+			continue
+		}
+		if err := t.mergeOne(rel[:at]); err != nil {
+			return fmt.Errorf("merge private directory %s: %w", Show(rel[:at]), err)
+		}
+	}
+	return nil
+}
+
+func (t *Tree) mergeOne(rel string) error {
+	host, err := openDir(t.host, rel)
+	if err != nil {
+		return nil // nothing to show through
+	}
+	defer host.Close()
+	twin, err := openDir(t.twin, rel)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer twin.Close()
+	if kindAt(twin, sentry.MarkSkeleton) == fifo {
+		return nil
+	}
+	names, all, err := listNames(host)
+	if err != nil || !all {
+		return cmp.Or(err, errors.New("the host's directory has too many names"))
+	}
+	for _, name := range append(names, sentry.MarkSkeleton) { // the mark last: it makes the others count
+		if name != tempName && kindAt(twin, name) == 0 {
+			if err := unix.Mknodat(int(twin.Fd()), name, unix.S_IFIFO|0o600, 0); err != nil && err != unix.EEXIST {
+				return err
+			}
+		}
+	}
+	return nil
 }
 
 // hostParent opens the directory of rel on the host, and makes the ones that are missing. A symbolic link on the way is
@@ -369,6 +418,11 @@ func (t *Tree) Drop(i *Item) error {
 }
 
 func (t *Tree) drop(i *Item) error {
+	if i.Removed && i.Kind != RepoFile {
+		if err := t.merge(path.Dir(i.Path)); err != nil {
+			return err
+		}
+	}
 	dir, err := openDir(t.twin, path.Dir(i.Path))
 	if err != nil {
 		return err
@@ -385,14 +439,50 @@ func (t *Tree) drop(i *Item) error {
 	}
 	defer store.Close()
 	name := path.Base(i.Path)
-	if i.Removed && kindAt(dir, name) == 0 {
-		return fmt.Errorf("it was removed with its directory: drop %s/ as a whole", Show(path.Dir(i.Path)))
-	}
 	aside := fmt.Sprintf("drop-%d", os.Getpid())
+	if i.Kind == RepoFile && i.Seen.Host != "" {
+		// Its directory is a whole copy of the host's, so the host's file does not show through.
+		if err := t.copyHost(i.Path, store, aside); err != nil {
+			return err
+		}
+		if err := unix.Renameat2(int(store.Fd()), aside, int(dir.Fd()), name, unix.RENAME_EXCHANGE); err == unix.ENOENT {
+			return unix.Renameat2(int(store.Fd()), aside, int(dir.Fd()), name, unix.RENAME_NOREPLACE)
+		} else if err != nil {
+			return err
+		}
+		return removeAll(store, aside, 0)
+	}
 	if err := unix.Renameat2(int(dir.Fd()), name, int(store.Fd()), aside, unix.RENAME_NOREPLACE); err != nil {
 		return err
 	}
 	return removeAll(store, aside, 0)
+}
+
+// copyHost copies the host's file rel, or its link, to name in the private directory to.
+func (t *Tree) copyHost(rel string, to *os.File, name string) error {
+	dir, err := openDir(t.host, path.Dir(rel))
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
+	if kindAt(dir, path.Base(rel)) == symlink {
+		target, err := readLink(dir, path.Base(rel))
+		if err != nil {
+			return err
+		}
+		return unix.Symlinkat(target, int(to.Fd()), name)
+	}
+	b, st, err := readFile(dir, path.Base(rel), maxCompare)
+	if err != nil {
+		return err
+	}
+	fd, err := unix.Openat(int(to.Fd()), name, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW|unix.O_CLOEXEC, st.Mode&0o777)
+	if err != nil {
+		return err
+	}
+	f := os.NewFile(uintptr(fd), name)
+	_, err = f.Write(b)
+	return errors.Join(err, f.Close())
 }
 
 // removeAll removes name, which processes inside may still hold open and change.
