@@ -24,6 +24,7 @@ type Mount struct {
 // Sandbox is the plan of an Agent Sandbox: plain data, from which [Sandbox.WriteBundle] makes the OCI bundle.
 type Sandbox struct {
 	Root     string // directory that becomes "/"
+	NetNS    string // path of the network namespace whose interfaces the sandbox takes
 	Hostname string
 	Init     []string // argument vector of the sandbox's pid 1
 	Mounts   []Mount
@@ -64,8 +65,7 @@ func (s Sandbox) WriteBundle(dir string) error {
 			}},
 		Linux: &specs.Linux{Namespaces: []specs.LinuxNamespace{
 			{Type: specs.PIDNamespace}, {Type: specs.MountNamespace}, {Type: specs.IPCNamespace}, {Type: specs.UTSNamespace},
-			// Without a path runsc keeps the network namespace that it is started in: the agent's.
-			{Type: specs.NetworkNamespace, Path: "/proc/self/ns/net"},
+			{Type: specs.NetworkNamespace, Path: s.NetNS},
 		}},
 		Annotations: map[string]string{},
 	}

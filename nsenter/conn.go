@@ -88,10 +88,11 @@ func (c *Conn) Recv(v any) ([]*os.File, error) {
 	buf := make([]byte, MaxMessage+1)
 	oob := make([]byte, unix.CmsgSpace(4*maxFiles))
 	n, oobn, flags, _, err := c.uc.ReadMsgUnix(buf, oob)
+	if errors.Is(err, unix.ECONNRESET) {
+		// The peer closed without reading all of ours. The kernel tells that once, before what the peer has sent.
+		n, oobn, flags, _, err = c.uc.ReadMsgUnix(buf, oob)
+	}
 	if err != nil {
-		if errors.Is(err, unix.ECONNRESET) {
-			return nil, io.EOF
-		}
 		return nil, err
 	}
 	files, err := rights(oob[:oobn])

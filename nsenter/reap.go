@@ -12,7 +12,8 @@ import (
 )
 
 // Reaper is the duty of pid 1: it waits for every child, its own and those that others left behind (pid_namespaces(7)).
-// A process that has one must start its children through it and never through os/exec, which would wait for them too.
+// A process that has one starts its children through it. With os/exec, whose Wait then only tells that the child has ended
+// but not how, it can start those whose status does not matter.
 type Reaper struct {
 	mu    sync.Mutex
 	mine  map[int]chan unix.WaitStatus // children started here and not yet reaped
@@ -23,6 +24,9 @@ type Reaper struct {
 func NewReaper() *Reaper {
 	r := &Reaper{mine: map[int]chan unix.WaitStatus{}}
 	r.begun.L = &r.mu
+	// os tries once whether it can use pidfds, with a child of its own: before we take its children from it. Without pidfds
+	// it would signal a process by its number after it was reaped here.
+	_, _ = os.FindProcess(os.Getpid())
 	go r.run()
 	return r
 }

@@ -44,13 +44,18 @@ func Enter(ctx context.Context, opt EnterOptions, t Terminal) (int, error) {
 	}
 	warnAbout(plan.IDs, t.Warn)
 	for {
-		conn, err := reach(ctx, plan)
+		conn, joined, err := reach(ctx, plan)
 		if err != nil {
 			return 0, err
 		}
 		status, err := runClient(conn, plan, opt, t)
 		conn.Close()
-		if !errors.Is(err, errBusy) {
+		switch {
+		case errors.Is(err, errNoAnswer) && !joined:
+			return 0, cutOff() // the one that we started has failed: another would too
+		case errors.Is(err, errNoAnswer), errors.Is(err, errBusy):
+			// It was just ending, or another client's was first.
+		default:
 			return status, err
 		}
 	}
@@ -97,7 +102,12 @@ func MakePlan(opt EnterOptions) (Plan, error) {
 	if shell == "" {
 		return Plan{}, refusal("find a shell: the host has neither /bin/bash nor /bin/sh in /usr", "install bash")
 	}
+	proxy, err := profile.Network.proxyOf(os.Getenv)
+	if err != nil {
+		return Plan{}, err
+	}
 	return Plan{
+		Network: networkPlan{Places: profile.Network.Places, Proxy: proxy},
 		Version: nsenter.Version, DomainID: DomainID(profile.Name, ws.Path), Profile: profile, Workspace: ws, Dirs: dirs,
 		IDs: ids, Runsc: runsc, Init: init, Shell: shell, Served: trees, FailAt: opt.FailAt,
 	}, nil
@@ -122,34 +132,42 @@ func warnAbout(ids nsenter.IDMap, warn func(string, ...any)) {
 // claimPatience is how long a client waits for a coordinator that lives but does not answer.
 const claimPatience = 30 * time.Second
 
-// reach connects to the Domain's coordinator, and starts it if there is none.
-func reach(ctx context.Context, plan Plan) (*nsenter.Conn, error) {
+// errNoAnswer is returned when a coordinator went away before it took the session.
+var errNoAnswer = errors.New("the coordinator ended")
+
+func cutOff() error {
+	return refusal("the session was cut off: its coordinator ended", "what was written outside of workspace and persistent paths is lost; enter again")
+}
+
+// reach connects to the Domain's coordinator, and starts it if there is none; joined tells that it ran before.
+func reach(ctx context.Context, plan Plan) (conn *nsenter.Conn, joined bool, err error) {
 	parent, err := PrivateDir(plan.Dirs.Runtime)
 	if err != nil {
-		return nil, err
+		return nil, false, err
 	}
 	parent.Close()
 	for deadline := time.Now().Add(claimPatience); time.Now().Before(deadline); {
 		dir, err := PrivateDir(filepath.Join(plan.Dirs.Runtime, plan.DomainID))
 		if err != nil {
-			return nil, err
+			return nil, false, err
 		}
-		conn, err := net.DialUnix("unixpacket", nil, &net.UnixAddr{Net: "unixpacket", Name: socketPath(dir)})
+		uc, err := net.DialUnix("unixpacket", nil, &net.UnixAddr{Net: "unixpacket", Name: socketPath(dir)})
 		free := err != nil && lockIsFree(dir)
 		dir.Close()
 		if err == nil {
-			return nsenter.FromUnix(conn), nil
+			return nsenter.FromUnix(uc), true, nil
 		}
 		if free {
-			return startCoordinator(plan)
+			conn, err := startCoordinator(plan)
+			return conn, false, err
 		}
 		select {
 		case <-ctx.Done():
-			return nil, ctx.Err()
+			return nil, false, ctx.Err()
 		case <-time.After(5 * time.Millisecond):
 		}
 	}
-	return nil, refusal(fmt.Sprintf("join the Domain of %s: its coordinator holds the lock and does not answer", plan.Workspace.Path),
+	return nil, false, refusal(fmt.Sprintf("join the Domain of %s: its coordinator holds the lock and does not answer", plan.Workspace.Path),
 		"it may be stopping; if this stays, end the process 'lazaret [coordinator]' of this workspace")
 }
 
@@ -191,8 +209,8 @@ func runClient(conn *nsenter.Conn, plan Plan, opt EnterOptions, t Terminal) (int
 	err = conn.Send(request{Proto: protocolVersion, Op: "enter", Enter: &req}, theirs...)
 	nsenter.CloseAll(theirs) // a copy kept here would hide the end of output
 	if err != nil {
-		if errors.Is(err, unix.EPIPE) {
-			return 0, errBusy // it was just ending
+		if errors.Is(err, unix.EPIPE) || errors.Is(err, unix.ECONNRESET) {
+			return 0, errNoAnswer
 		}
 		return 0, fmt.Errorf("ask the coordinator: %w", err)
 	}
@@ -201,6 +219,7 @@ func runClient(conn *nsenter.Conn, plan Plan, opt EnterOptions, t Terminal) (int
 	signal.Notify(signals, unix.SIGINT, unix.SIGTERM, unix.SIGHUP, unix.SIGQUIT, unix.SIGUSR1, unix.SIGUSR2, unix.SIGPIPE, unix.SIGWINCH)
 	defer signal.Stop(signals)
 	events := make(chan event)
+	taken := false
 	stop := make(chan struct{})
 	defer close(stop)
 	go receive(conn, s, events, stop)
@@ -213,8 +232,12 @@ func runClient(conn *nsenter.Conn, plan Plan, opt EnterOptions, t Terminal) (int
 			}
 		case ev, ok := <-events:
 			switch {
+			case !ok && taken:
+				return 0, cutOff()
 			case !ok:
-				return 0, refusal("the session was cut off: its coordinator ended", "what was written outside of workspace and persistent paths is lost; enter again")
+				return 0, errNoAnswer
+			case ev.Entered != nil:
+				taken = true
 			case ev.Busy:
 				return 0, errBusy
 			case ev.Failed != nil:

@@ -1,8 +1,10 @@
 package supervisor
 
 import (
+	"bytes"
 	"crypto/rand"
 	"encoding/hex"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net"
@@ -41,6 +43,11 @@ func (u *undo) run() {
 type coordinator struct {
 	plan   Plan
 	domain *nsenter.Process // set before started is closed, nil if the start failed
+	net    *network         // the same
+
+	// escalation is the listener on the sidecar's address, where only the Domain's sandbox can connect. Set before started is
+	// closed; it is closed with the network.
+	escalation net.Listener
 
 	started chan struct{} // closed when the Domain runs, or cannot
 	startup error         // why it cannot; read after started
@@ -63,6 +70,7 @@ type session struct {
 	first bool          // it started the Domain
 	ended bool          // its process has; guarded by coordinator.mu
 	exit  chan execExit // one value
+	tell  chan string   // notices for the developer; what does not fit is dropped
 }
 
 // CoordinatorMain is the role "coordinator". The connection that it is started with is that of its first client.
@@ -196,6 +204,10 @@ func (c *coordinator) startDomain(u *undo) error {
 		c.before = remember(c.plan, setup)
 	}()
 	defer func() { <-looked }()
+	nw, err := newNetwork(c, u)
+	if err != nil {
+		return err
+	}
 	log, err := os.OpenFile(filepath.Join(domainRoot(c.plan), "domain.log"), os.O_WRONLY|os.O_CREATE|os.O_TRUNC|unix.O_NOFOLLOW, 0o600)
 	if err != nil {
 		return err
@@ -209,6 +221,7 @@ func (c *coordinator) startDomain(u *undo) error {
 		return err
 	}
 	u.push(p.End)
+	u.push(nw.close) // before the domain process: the way out is closed first
 	var files []*os.File
 	if c.plan.IDs.Kind == nsenter.MapRoot {
 		if files, err = usrOfRoot(); err != nil {
@@ -216,17 +229,26 @@ func (c *coordinator) startDomain(u *undo) error {
 		}
 		defer nsenter.CloseAll(files)
 	}
-	if err := p.Control.Send(c.plan, files...); err != nil {
+	if err := p.Control.Send(nw.domainPlan(), files...); err != nil {
 		return fmt.Errorf("start domain process: %w", err)
 	}
-	var ev domainEvent
-	switch _, err := p.Control.Recv(&ev); {
-	case err != nil:
-		return fmt.Errorf("start domain process: %w%s", errGone, tail(log.Name()))
-	case ev.Failed != nil:
-		return ev.Failed
+	for ready := false; !ready; {
+		var ev domainEvent
+		files, err := p.Control.Recv(&ev)
+		switch {
+		case err != nil:
+			return fmt.Errorf("start domain process: %w%s", errGone, tail(log.Name()))
+		case ev.Failed != nil:
+			return ev.Failed
+		case ev.Network != nil:
+			nw.connect(p.Control, *ev.Network, files)
+		}
+		ready = ev.Ready
 	}
-	c.domain = p
+	if err := nw.serve(); err != nil {
+		return err
+	}
+	c.domain, c.net = p, nw
 	go c.follow()
 	return nil
 }
@@ -246,6 +268,10 @@ func (c *coordinator) follow() {
 	for {
 		var ev domainEvent
 		files, err := c.domain.Control.Recv(&ev)
+		if err == nil && ev.Network != nil {
+			c.net.answer(*ev.Network, files)
+			continue
+		}
 		nsenter.CloseAll(files)
 		switch {
 		case err != nil:
@@ -360,6 +386,8 @@ func (c *coordinator) serve(conn *nsenter.Conn) {
 			ev = event{Failed: asFailure(err), Busy: errors.Is(err, errBusy), Diagnose: c.startFailed()}
 		}
 		_ = conn.Send(ev)
+	case req.Op == "network" && req.Network != nil:
+		_ = conn.Send(c.serveNetwork(*req.Network))
 	default:
 		_ = conn.Send(event{Failed: &Failure{What: fmt.Sprintf("this coordinator has no operation %q", req.Op)}})
 	}
@@ -367,13 +395,16 @@ func (c *coordinator) serve(conn *nsenter.Conn) {
 
 // join registers a session, if it fits the running Domain.
 func (c *coordinator) join(req enterRequest) (*session, error) {
-	if diff := c.plan.Profile.difference(req.Profile); diff != "" {
+	c.mu.Lock()
+	diff := c.plan.Profile.difference(req.Profile)
+	c.mu.Unlock()
+	if diff != "" {
 		return nil, refusal(fmt.Sprintf("join the running Domain of profile %q: it was started with another configuration: %s", c.plan.Profile.Name, diff),
 			"leave its other sessions first, or undo the change")
 	}
 	id := make([]byte, 8)
 	_, _ = rand.Read(id) // never fails (crypto/rand)
-	s := &session{id: hex.EncodeToString(id), exit: make(chan execExit, 1)}
+	s := &session{id: hex.EncodeToString(id), exit: make(chan execExit, 1), tell: make(chan string, 16)}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.closing {
@@ -396,6 +427,13 @@ func (c *coordinator) leave(s *session) {
 	}
 }
 
+// sameJSON compares what of two settings is a setting.
+func sameJSON(a, b any) bool {
+	x, _ := json.Marshal(a)
+	y, _ := json.Marshal(b)
+	return bytes.Equal(x, y)
+}
+
 // difference names the settings in which two profiles differ, "" if in none.
 func (p Profile) difference(o Profile) string {
 	if p.Fingerprint() == o.Fingerprint() {
@@ -404,7 +442,7 @@ func (p Profile) difference(o Profile) string {
 	var out []string
 	a, b := reflect.ValueOf(p), reflect.ValueOf(o)
 	for i := range a.NumField() {
-		if !reflect.DeepEqual(a.Field(i).Interface(), b.Field(i).Interface()) {
+		if !sameJSON(a.Field(i).Interface(), b.Field(i).Interface()) {
 			key, _, _ := strings.Cut(a.Type().Field(i).Tag.Get("toml"), ",")
 			out = append(out, fmt.Sprintf("%s is %v, now %v", key, a.Field(i).Interface(), b.Field(i).Interface()))
 		}
@@ -453,8 +491,10 @@ func (c *coordinator) runSession(conn *nsenter.Conn, s *session, req enterReques
 	if err != nil {
 		return event{}, fmt.Errorf("start session: %w", err)
 	}
-	left := make(chan struct{})
+	left, over := make(chan struct{}), make(chan struct{})
+	defer close(over)
 	go c.listen(conn, s, left)
+	go passOn(conn, s, over)
 	select {
 	case x := <-s.exit:
 		if c.lastToEnd(s) {
@@ -487,6 +527,30 @@ func (c *coordinator) lastToEnd(s *session) bool {
 		}
 	}
 	return true
+}
+
+// passOn sends notices to the client until its session is over. A client that does not read holds up nobody else.
+func passOn(conn *nsenter.Conn, s *session, over <-chan struct{}) {
+	for {
+		select {
+		case text := <-s.tell:
+			_ = conn.Send(event{Notice: text})
+		case <-over:
+			return
+		}
+	}
+}
+
+// notify tells all sessions something.
+func (c *coordinator) notify(text string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, s := range c.sessions {
+		select {
+		case s.tell <- text:
+		default:
+		}
+	}
 }
 
 // listen passes the client's signals on until it is gone.

@@ -9,11 +9,11 @@ import (
 	"strings"
 	"sync"
 
-	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"lazaret.dev/lazaret/nsenter"
 	"lazaret.dev/lazaret/overlay"
+	"lazaret.dev/lazaret/routes"
 	"lazaret.dev/lazaret/sentry"
 )
 
@@ -32,6 +32,7 @@ type domain struct {
 	dir     string   // staging directory: a tmpfs that only these namespaces have
 	runtime nsenter.Runtime
 	sandbox nsenter.Sandbox
+	network *routes.Topology // set by the step "network"
 
 	mu       sync.Mutex
 	sessions map[string]*nsenter.Running // by Session ID
@@ -69,7 +70,7 @@ func (d *domain) steps() []step {
 		{"proc", d.mountProc},
 		{"base", d.composeBase},
 		{"workspace", d.mountServed},
-		{"network", d.network},
+		{"network", d.makeNetwork},
 		{"bundle", d.writeBundle},
 		{"create", func() error { return d.runtime.Create(d.path("bundle")) }},
 		{"start", d.startSandbox},
@@ -198,20 +199,12 @@ func (d *domain) mountServed() error {
 	return nil
 }
 
-// network brings up the loopback interface of the agent's namespace, which has no other.
-func (d *domain) network() error {
-	lo, err := netlink.LinkByName("lo")
-	if err != nil {
-		return fmt.Errorf("find the loopback interface: %w", err)
-	}
-	return netlink.LinkSetUp(lo)
-}
-
 func (d *domain) writeBundle() error {
 	p := d.plan.Profile
 	tmp := fmt.Sprintf("size=%d", p.TmpSize)
 	s := nsenter.Sandbox{
 		Root:     d.path("base"),
+		NetNS:    d.path(agentNetNS),
 		Hostname: p.Name,
 		Init:     []string{initPath},
 		NoFile:   p.OpenFiles,
@@ -284,6 +277,9 @@ func (d *domain) serve() {
 		case req.Signal != nil:
 			nsenter.CloseAll(files)
 			d.signal(*req.Signal)
+		case req.Network != nil:
+			nsenter.CloseAll(files)
+			go d.replaceNetwork(*req.Network)
 		default:
 			nsenter.CloseAll(files)
 		}

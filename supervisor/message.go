@@ -19,6 +19,7 @@ type Plan struct {
 	IDs         nsenter.IDMap
 	Runsc, Init string // host paths of our programs
 	Shell       string // the agent's, inside
+	Network     networkPlan
 	// FailAt names a step of the start that fails, for tests of the undo.
 	FailAt string
 }
@@ -26,8 +27,10 @@ type Plan struct {
 // request is what a client sends first.
 type request struct {
 	Proto int
-	Op    string // "enter"
+	Op    string // "enter", "network"
 	Enter *enterRequest
+
+	Network *networkCall
 }
 
 // enterRequest asks for a Client Session. Without TTY, three descriptors come with it: the sandbox's ends of pipes for
@@ -53,6 +56,8 @@ type event struct {
 	Report   []string // lines for the developer, once the session's output is complete
 	Exit     *int     // the session's process ended with this status; nothing follows
 	Busy     bool     // another coordinator has the Domain: ask that one
+
+	Network *networkState // the answer to a networkCall
 }
 
 // entered tells that the session runs; for a terminal, the master side of its PTY comes with it.
@@ -60,8 +65,9 @@ type entered struct{ Session string }
 
 // domainRequest is what a coordinator sends to the domain process, after the Plan.
 type domainRequest struct {
-	Exec   *execRequest // three descriptors come with it
-	Signal *execSignal
+	Exec    *execRequest // three descriptors come with it
+	Signal  *execSignal
+	Network *networkReplace
 }
 
 type execRequest struct {
@@ -80,8 +86,10 @@ type execSignal struct {
 type domainEvent struct {
 	Ready  bool
 	Failed *Failure // the start failed
-	Exit   *execExit
-	Gone   string // the sandbox ended, and why
+	// Network tells that the network stands, once before Ready, and answers each networkReplace.
+	Network *networkReady
+	Exit    *execExit
+	Gone    string // the sandbox ended, and why
 }
 
 type execExit struct {

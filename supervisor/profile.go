@@ -55,6 +55,8 @@ type Profile struct {
 	OpenFiles uint64 `toml:"open_files"`
 	// Linger is how long the Domain stays after its last session.
 	Linger Duration `toml:"linger"`
+	// Network is the Domain's egress policy, its resolvers and its proxy.
+	Network Network `toml:"network"`
 }
 
 // Size is a number of bytes, written like "4g".
@@ -179,6 +181,10 @@ func parseProfile(b []byte, file string, base Profile) (Profile, error) {
 				"correct that line")
 		}
 		return p, hint(fmt.Errorf("%s: %w", file, err), "correct the file")
+	}
+	p.Network.Places = findPlaces(file, b)
+	if err := p.Network.check(); err != nil {
+		return p, err
 	}
 	if err := p.validate(); err != nil {
 		return p, hint(fmt.Errorf("%s: %w", file, err), "correct the file; docs/configuration.md has the keys")

@@ -42,7 +42,8 @@ func run(args []string, in, out, errOut *os.File) int {
 	root.SetArgs(args)
 	root.SetOut(out)
 	root.SetErr(errOut)
-	root.AddCommand(enterCommand(&status, in, out, errOut), doctorCommand(&status, out), workspaceCommand(in, out, errOut))
+	root.AddCommand(enterCommand(&status, in, out, errOut), doctorCommand(&status, out), networkCommand(&status, out),
+		workspaceCommand(in, out, errOut))
 	if err := root.Execute(); err != nil {
 		printError(errOut, err)
 		if status == 0 {

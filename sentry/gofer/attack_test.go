@@ -2,10 +2,10 @@ package gofer
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
@@ -36,13 +36,11 @@ cfg() { git config "$@"; printf '[%s]\n\t%s = "%s"\n' "$(echo "$1" | cut -d. -f1
 const victim = `
 export GIT_EDITOR= ; unset GIT_EDITOR; export EDITOR=true VISUAL=true GIT_PAGER=cat
 cd "$R" || exit
-git status; git diff; git log -1 -p; git branch -a; echo v >> README.md; git commit -qam v; git add -A; git commit -qm w
-git switch -q main; git switch -qc victim; git switch -q main; git stash; git stash pop
-git fetch -q origin; git pull -q; git push -q origin main; git submodule update -q --init; git submodule status; git worktree list
-git rebase --continue; git rebase --skip; git checkout -q .
-git merge -q --no-edit feat; git cherry-pick feat; git log --show-signature -1
-find . -maxdepth 5 \( -iname '.git*' -o -name HEAD -o -name commondir \) -printf '%h\n' | sort -u | grep -v logs | head -14 | while read -r d; do (cd "$d" 2>/dev/null && git status -s); done
-git gc -q --auto
+git status; git diff; git log -1 -p; echo v >> README.md; git commit -qam v; git add -A; git commit -qm w
+git switch -qc victim; git switch -q main; echo s >> README.md; git stash; git stash pop
+git fetch -q origin; git push -q origin main; git submodule update -q --init; git rebase --continue; git checkout -q .
+git merge -q --no-edit feat; git log --show-signature -1
+find . -maxdepth 5 \( -iname '.git*' -o -name HEAD -o -name commondir \) -printf '%h\n' | sort -u | grep -v logs | head -10 | while read -r d; do (cd "$d" 2>/dev/null && git status -s); done
 test -f "$H/.bashrc" && bash "$H/.bashrc"
 `
 
@@ -164,74 +162,36 @@ var attacks = []attack{
 	{n: 130, name: "swapped directory race", script: `mkdir a b; ln -s $H b/l; for i in $(seq 40); do (mv a c; mv c a) & (echo x > a/f; rm -f a/f) & done; wait`, quiet: true},
 }
 
-func TestSR4Attacks(t *testing.T) {
-	dir := shortTemp(t)
-	ws, control := dir+"/ws", dir+"/control"
-	must(t, os.MkdirAll(ws, 0o755))
-	must(t, os.MkdirAll(control, 0o755))
-	must(t, os.MkdirAll(dir+"/canary", 0o755))
-	tpl := dir + "/tpl"
-	everydayProject(t, dir, tpl)
-	hostGit(t, tpl, "branch", "feat")
-	must(t, os.MkdirAll(dir+"/up/origin", 0o755))
-	hostGit(t, dir+"/up/origin", "init", "-q", "--bare", ".")
-	hostGit(t, tpl, "remote", "add", "origin", dir+"/up/origin")
-
-	type place struct {
-		attack
-		repo, canary, home string
-		before             map[string]string
-	}
-	prepare := func(a attack, base string) *place {
-		t.Helper()
-		p := &place{attack: a, repo: fmt.Sprintf("%s/a%03d", base, a.n), canary: fmt.Sprintf("%s/canary/%s-%d", dir, filepath.Base(base), a.n)}
-		p.home = p.canary + "-home"
-		must(t, os.MkdirAll(p.home, 0o755))
-		must(t, os.WriteFile(p.home+"/.bashrc", nil, 0o644))
-		if out, err := exec.Command("cp", "-a", tpl, p.repo).CombinedOutput(); err != nil {
-			t.Errorf("%v: %s", err, out)
-		}
-		host(p.repo, p.canary, p.home, a.setup)
-		if _, err := os.Stat(p.canary); err == nil {
-			t.Errorf("attack %d: its setup made the canary", a.n)
-		}
-		p.before = fingerprint(t, p.repo)
-		return p
-	}
-	after := func(p *place) (executed bool, changed string) {
-		changed = diffFingerprints(p.before, fingerprint(t, p.repo))
-		host(p.repo, p.canary, p.home, victim+p.victim)
-		if st, err := os.Stat(p.home + "/.bashrc"); err != nil || st.Size() != 0 {
-			changed += "written: the developer's .bashrc\n"
-		}
-		_, err := os.Stat(p.canary)
-		return err == nil, changed
-	}
-
-	// Without protection the attacks work: else the test would prove nothing.
+// TestSR4AttacksLandWithoutProtection runs the attacks on a plain directory: were they harmless, TestSR4Attacks would
+// prove nothing.
+func TestSR4AttacksLandWithoutProtection(t *testing.T) {
+	f := newField(t)
 	atOnce(attacks, func(a attack) {
-		p := prepare(a, control)
-		host(p.repo, p.canary, p.home, a.script)
-		if executed, changed := after(p); !executed && changed == "" && !a.quiet {
-			t.Errorf("control: attack %d (%s) does nothing even without protection", a.n, a.name)
+		p := f.prepare(a)
+		p.onHost(a.script)
+		if executed, changed := p.after(t); !executed && changed == "" && !a.quiet {
+			t.Errorf("attack %d (%s) does nothing even without protection", a.n, a.name)
 		}
 	})
+}
 
+func TestSR4Attacks(t *testing.T) {
+	f := newField(t)
 	places := make([]*place, len(attacks))
 	indices := make([]int, len(attacks))
 	for i := range attacks {
 		indices[i] = i
 	}
-	atOnce(indices, func(i int) { places[i] = prepare(attacks[i], ws) })
+	atOnce(indices, func(i int) { places[i] = f.prepare(attacks[i]) })
 	var script strings.Builder
 	script.WriteString(prelude)
 	for _, p := range places {
 		fmt.Fprintf(&script, "( export C=%s R=%s H=%s; cd $R; eval %s ) >/dev/null 2>&1 </dev/null\n", p.canary, p.repo, p.home, quote(p.script))
 	}
-	b := newBox(t, dir, ws)
+	b := newBox(t, f.dir, f.ws)
 	b.run(script.String())
 	atOnce(places, func(p *place) {
-		executed, changed := after(p)
+		executed, changed := p.after(t)
 		if executed {
 			t.Errorf("attack %d (%s): CODE RAN ON THE HOST", p.n, p.name)
 		}
@@ -239,6 +199,58 @@ func TestSR4Attacks(t *testing.T) {
 			t.Errorf("attack %d (%s) changed the host:\n%s", p.n, p.name, changed)
 		}
 	})
+}
+
+// field is a directory with one repository per attack.
+type field struct {
+	t            *testing.T
+	dir, ws, tpl string
+}
+
+func newField(t *testing.T) *field {
+	dir := shortTemp(t)
+	f := &field{t: t, dir: dir, ws: dir + "/ws", tpl: dir + "/tpl"}
+	must(t, os.MkdirAll(f.ws, 0o755))
+	must(t, os.MkdirAll(dir+"/canary", 0o755))
+	everydayProject(t, dir, f.tpl)
+	hostGit(t, f.tpl, "branch", "feat")
+	must(t, os.MkdirAll(dir+"/up/origin", 0o755))
+	hostGit(t, dir+"/up/origin", "init", "-q", "--bare", ".")
+	hostGit(t, f.tpl, "remote", "add", "origin", dir+"/up/origin")
+	return f
+}
+
+// place is the scene of one attack.
+type place struct {
+	attack
+	repo, canary, home string
+	before             map[string]string
+}
+
+func (f *field) prepare(a attack) *place {
+	p := &place{attack: a, repo: fmt.Sprintf("%s/a%03d", f.ws, a.n), canary: fmt.Sprintf("%s/canary/%d", f.dir, a.n)}
+	p.home = p.canary + "-home"
+	err := errors.Join(os.MkdirAll(p.home, 0o755), os.WriteFile(p.home+"/.bashrc", nil, 0o644))
+	if out, cerr := exec.Command("cp", "-a", f.tpl, p.repo).CombinedOutput(); err != nil || cerr != nil {
+		f.t.Errorf("prepare: %v %v: %s", err, cerr, out)
+	}
+	p.onHost(a.setup)
+	if _, err := os.Stat(p.canary); err == nil {
+		f.t.Errorf("attack %d: its setup made the canary", a.n)
+	}
+	p.before = fingerprint(f.t, p.repo)
+	return p
+}
+
+// after compares the host, lets the victim work, and looks for what the attack has left.
+func (p *place) after(t *testing.T) (executed bool, changed string) {
+	changed = diffFingerprints(p.before, fingerprint(t, p.repo))
+	p.onHost(victim + p.victim)
+	if st, err := os.Stat(p.home + "/.bashrc"); err != nil || st.Size() != 0 {
+		changed += "written: the developer's .bashrc\n"
+	}
+	_, err := os.Stat(p.canary)
+	return err == nil, changed
 }
 
 // atOnce calls f for each of the items, four at a time.
@@ -261,13 +273,13 @@ func atOnce[T any](items []T, f func(T)) {
 
 func quote(s string) string { return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'" }
 
-// host runs a script as the developer, in repo.
-func host(repo, canary, home, script string) {
+// onHost runs a script as the developer, in the repository.
+func (p *place) onHost(script string) {
 	ctx, cancel := context.WithTimeout(context.Background(), 60*time.Second)
 	defer cancel()
 	c := exec.CommandContext(ctx, "bash", "-c", prelude+script)
-	c.Dir = repo
-	c.Env = []string{"PATH=" + os.Getenv("PATH"), "HOME=" + home, "H=" + home, "C=" + canary, "R=" + repo, "GIT_CONFIG_NOSYSTEM=1",
+	c.Dir = p.repo
+	c.Env = []string{"PATH=" + os.Getenv("PATH"), "HOME=" + p.home, "H=" + p.home, "C=" + p.canary, "R=" + p.repo, "GIT_CONFIG_NOSYSTEM=1",
 		"GIT_AUTHOR_NAME=D", "GIT_AUTHOR_EMAIL=d@e", "GIT_COMMITTER_NAME=D", "GIT_COMMITTER_EMAIL=d@e", "GIT_TERMINAL_PROMPT=0",
 		"GIT_CONFIG_COUNT=1", "GIT_CONFIG_KEY_0=protocol.file.allow", "GIT_CONFIG_VALUE_0=always"}
 	_ = c.Run()

@@ -85,6 +85,17 @@ func (d *dir) twinHas(name string) bool {
 	return p >= 0 && statAt(p, name, &st) == nil && !(isDir(&st) && marked(p, name, sentry.MarkSkeleton))
 }
 
+// exclusively makes asking and making one step for the names that could complete a repository. lisafs holds the directory
+// for writing already; this holds where the host's renames have given one directory two nodes.
+func (t *tree) exclusively(name string) (done func()) {
+	switch name {
+	case "HEAD", "objects", "refs", "commondir", ".git":
+		t.guard.Lock()
+		return t.guard.Unlock
+	}
+	return func() {}
+}
+
 // place decides where name is made, and refuses what may not be. lisafs holds the directory for writing, so nothing else
 // is created in it meanwhile: asking and making are one step.
 func (d *dir) place(name string, op route.Op) (at int, h home, err error) {
@@ -239,6 +250,7 @@ func (n *node) OpenCreate(mode linux.FileMode, _ lisafs.UID, _ lisafs.GID, name 
 		return nil, lisafs.Statx{}, nil, -1, err
 	}
 	d := n.self
+	defer n.t.exclusively(name)()
 	at, h, err := d.place(name, route.CreateFile)
 	if err != nil {
 		return fail(err)
@@ -272,6 +284,7 @@ func (n *node) OpenCreate(mode linux.FileMode, _ lisafs.UID, _ lisafs.GID, name 
 
 // Mkdir implements lisafs.ControlFDImpl.Mkdir.
 func (n *node) Mkdir(mode linux.FileMode, _ lisafs.UID, _ lisafs.GID, name string) (*lisafs.ControlFD, lisafs.Statx, error) {
+	defer n.t.exclusively(name)()
 	at, h, err := n.self.place(name, route.Mkdir)
 	if err != nil {
 		return nil, lisafs.Statx{}, err
@@ -302,6 +315,7 @@ func (n *node) Mknod(mode linux.FileMode, _ lisafs.UID, _ lisafs.GID, name strin
 	if mode.FileType() != linux.S_IFREG {
 		return nil, lisafs.Statx{}, unix.EPERM
 	}
+	defer n.t.exclusively(name)()
 	at, h, err := n.self.place(name, route.CreateFile)
 	if err != nil {
 		return nil, lisafs.Statx{}, err
@@ -314,6 +328,7 @@ func (n *node) Mknod(mode linux.FileMode, _ lisafs.UID, _ lisafs.GID, name strin
 
 // Symlink implements lisafs.ControlFDImpl.Symlink.
 func (n *node) Symlink(name, target string, _ lisafs.UID, _ lisafs.GID) (*lisafs.ControlFD, lisafs.Statx, error) {
+	defer n.t.exclusively(name)()
 	at, h, err := n.self.place(name, route.Symlink)
 	if err != nil {
 		return nil, lisafs.Statx{}, err
@@ -337,6 +352,7 @@ func (n *node) Link(dst lisafs.ControlFDImpl, name string) (*lisafs.ControlFD, l
 	if err := kind.Check(route.LinkFrom); err != nil {
 		return nil, lisafs.Statx{}, err
 	}
+	defer n.t.exclusively(name)()
 	at, h, err := to.self.place(name, route.LinkTo)
 	if err != nil {
 		return nil, lisafs.Statx{}, err

@@ -1,6 +1,7 @@
 package gofer
 
 import (
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -19,7 +20,8 @@ const (
 
 	maxRuleFile  = 1 << 20 // bytes; a larger file hides everything below it (package ignore fails closed)
 	maxIndexFile = 256 << 20
-	maxVerdicts  = 4096 // cached names of one directory
+	maxRuleBytes = 64 << 20 // of all rule files in use; beyond, a directory's own file hides everything
+	maxPastBytes = 16 << 10 // of a rule file whose earlier states are remembered
 )
 
 var started = time.Now()
@@ -40,9 +42,10 @@ const (
 	holdDir                             // a held name if it is a directory
 )
 
-// rules is what hides names in one directory, as of one state of its rule files. Immutable but for the cache.
+// rules is what hides names in one directory, as of one state of its rule files. Immutable.
 type rules struct {
 	t        *tree
+	id       uint64 // for the cache of verdicts
 	path     string // of the directory, from the workspace root
 	epoch    int64  // of the tree
 	live     *ignore.Dir
@@ -54,10 +57,7 @@ type rules struct {
 	index    *indexState
 	config   repoStamps          // of a repository root
 	changed  unix.StatxTimestamp // ctime of the youngest rule file on the way
-
-	mu       sync.RWMutex
-	verdicts map[string]hide
-	past     []past // the states before, youngest first, for keepForAgent; immutable
+	past     []past              // the states before, youngest first, for keepForAgent; immutable
 }
 
 type repoStamps struct {
@@ -124,8 +124,8 @@ func (d *dir) refresh(fresh bool) *rules {
 	if old != nil && old.epoch == epoch && old.parent == up && old.own == own && old.index == index && old.config == stamps {
 		return old
 	}
-	r := &rules{t: d.t, path: path, epoch: epoch, parent: up, own: own, index: index, config: stamps, repo: repo, verdicts: make(map[string]hide)}
-	if old != nil {
+	r := &rules{t: d.t, path: path, epoch: epoch, parent: up, own: own, index: index, config: stamps, repo: repo, id: d.t.lastRules.Add(1)}
+	if old != nil && own.size <= maxPastBytes && old.own.size <= maxPastBytes {
 		r.past = append([]past{{old.live, old.ice, old.index, old.changed}}, old.past[:min(len(old.past), maxPast-1)]...)
 	}
 	if up != nil {
@@ -135,7 +135,7 @@ func (d *dir) refresh(fresh bool) *rules {
 		if old != nil && old.own == own {
 			r.ownRules = old.ownRules
 		} else {
-			r.ownRules = d.parseRules(d.host, ".gitignore")
+			r.ownRules = d.parseOwn(&st)
 		}
 		r.changed = later(r.changed, own.ctime)
 	}
@@ -178,6 +178,17 @@ func (d *dir) parseRules(dirfd int, name string) *ignore.Patterns {
 		return nil // Git does not read these either
 	}
 	return ignore.Parse([]byte("*\n"))
+}
+
+// parseOwn reads the directory's own rule file within the budget that all of them share.
+func (d *dir) parseOwn(st *unix.Statx_t) *ignore.Patterns {
+	cost := int64(st.Size)
+	used := d.t.ruleBytes.Add(cost - d.ruleBytes)
+	d.ruleBytes = cost
+	if used > maxRuleBytes {
+		return ignore.Parse([]byte("*\n"))
+	}
+	return d.parseRules(d.host, ".gitignore")
 }
 
 func (d *dir) repoStamps() (s repoStamps) {
@@ -247,19 +258,11 @@ func (d *dir) loadIndex(repo *liveRepo, s repoStamps) *indexState {
 
 // hidden says how name is hidden.
 func (r *rules) hidden(name string) hide {
-	r.mu.RLock()
-	h, ok := r.verdicts[name]
-	r.mu.RUnlock()
-	if ok {
+	if h, ok := r.t.verdicts.get(r.id, name); ok {
 		return h
 	}
-	h = r.decide(name)
-	r.mu.Lock()
-	if len(r.verdicts) >= maxVerdicts {
-		clear(r.verdicts)
-	}
-	r.verdicts[name] = h
-	r.mu.Unlock()
+	h := r.decide(name)
+	r.t.verdicts.put(r.id, strings.Clone(name), h)
 	return h
 }
 

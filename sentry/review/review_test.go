@@ -246,8 +246,11 @@ func TestSR4ApplyRaces(t *testing.T) {
 				return
 			default:
 			}
-			_ = unix.Renameat2(int(host.Fd()), "d", int(host.Fd()), "link", unix.RENAME_EXCHANGE)
-			swaps++
+			for range 2 * (1 + rand.IntN(20)) {
+				_ = unix.Renameat2(int(host.Fd()), "d", int(host.Fd()), "link", unix.RENAME_EXCHANGE)
+				swaps++
+			}
+			time.Sleep(time.Duration(rand.IntN(3000)) * time.Microsecond) // or no attempt would ever succeed
 		}
 	})
 	wg.Go(func() {
@@ -258,6 +261,7 @@ func TestSR4ApplyRaces(t *testing.T) {
 			default:
 			}
 			_ = os.WriteFile(b.twin("d/.envrc"), []byte([]string{"good", "evil"}[i%2]), 0o644)
+			time.Sleep(time.Duration(rand.IntN(1000)) * time.Microsecond)
 		}
 	})
 	b.skeleton("d")
