@@ -182,6 +182,19 @@ func (r *reviewed) running() bool {
 	return !lockIsFree(dir)
 }
 
+// stopping is how long a sandbox may take to end after its last session.
+const stopping = 3 * time.Second
+
+// staysRunning reports whether a Domain runs that is not just ending.
+func (r *reviewed) staysRunning() bool {
+	for end := time.Now().Add(stopping); r.running(); time.Sleep(20 * time.Millisecond) {
+		if time.Now().After(end) {
+			return true
+		}
+	}
+	return false
+}
+
 // WorkspaceStatus prints what is held, reported, private or remarkable.
 func WorkspaceStatus(opt WorkspaceOptions) error {
 	r, err := openWorkspace(opt)
@@ -380,11 +393,12 @@ func WorkspaceDrop(opt WorkspaceOptions) error {
 	if err != nil {
 		return err
 	}
-	if r.running() {
-		for _, i := range items {
-			if i.Dir && !i.Removed {
+	for _, i := range items {
+		if i.Dir && !i.Removed {
+			if r.staysRunning() {
 				return refusal(fmt.Sprintf("drop %s: it is a directory, and the sandbox runs", i.Name()), "leave the sandbox's sessions first")
 			}
+			break
 		}
 	}
 	for _, i := range items {
@@ -421,7 +435,7 @@ func WorkspaceRescan(opt WorkspaceOptions) error {
 	switch {
 	case ws.ShowIgnored:
 		return refusal("rescan: this profile shows ignored paths (isolate_ignored = false), so no rule hides anything", "set isolate_ignored = true in the profile")
-	case r.running():
+	case r.staysRunning():
 		return runs
 	}
 	file := filepath.Join(ws.Private, sentry.SnapshotFile)
