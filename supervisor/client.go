@@ -31,7 +31,8 @@ type EnterOptions struct {
 // Terminal is the caller's side of a session.
 type Terminal struct {
 	In, Out, Err *os.File
-	Warn         func(format string, args ...any) // a line for the developer
+	Warn         func(format string, args ...any) // a line for the developer: something is not as it should be
+	Note         func(format string, args ...any) // a line for the developer
 }
 
 // Enter starts or joins a Domain and runs one Client Session in it. It returns the exit status of the session's process
@@ -226,6 +227,7 @@ func runClient(conn *nsenter.Conn, plan Plan, opt EnterOptions, t Terminal) (int
 	stop := make(chan struct{})
 	defer close(stop)
 	go receive(conn, s, events, stop)
+	var report []string
 	for {
 		select {
 		case sig := <-signals:
@@ -252,9 +254,15 @@ func runClient(conn *nsenter.Conn, plan Plan, opt EnterOptions, t Terminal) (int
 			case ev.Prompt != nil:
 				s.prompt(conn, *ev.Prompt)
 			case ev.Notice != "":
-				t.Warn("%s", ev.Notice)
+				s.notice(ev.Notice)
+			case ev.Report != nil:
+				report = ev.Report
 			case ev.Exit != nil:
 				s.drain()
+				s.restore()
+				for _, line := range report {
+					t.Note("%s", line)
+				}
 				return *ev.Exit, nil
 			}
 		}
@@ -303,8 +311,9 @@ type stream interface {
 	entered(files []*os.File)                          // the session runs; owns files
 	signal(conn *nsenter.Conn, sig os.Signal) (leave bool)
 	prompt(conn *nsenter.Conn, ev promptEvent)
-	drain()   // passes on what the sandbox has written before its process ended
-	restore() // puts the caller's terminal back; idempotent
+	notice(text string) // tells the developer something
+	drain()             // passes on what the sandbox has written before its process ended
+	restore()           // puts the caller's terminal back; idempotent
 }
 
 // pipes carry a session without a terminal: binary-safe, separate, with back-pressure.
@@ -379,6 +388,8 @@ func (p *pipes) drain() {
 		}
 	}
 }
+
+func (p *pipes) notice(text string) { p.term.Warn("%s", text) }
 
 func (p *pipes) restore() {
 	for _, f := range []*os.File{p.in, p.out, p.err} {

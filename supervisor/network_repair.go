@@ -15,7 +15,7 @@ import (
 // illness is what is broken of a Domain's network.
 type illness struct {
 	uplink, sidecar bool      // dead, and not yet replaced
-	hopeless        bool      // the host cannot be watched: nothing is replaced any more
+	shut            bool      // there is no policy for the host as it is: nothing is replaced
 	why             string    // what the uplink or we said before its end
 	retry           time.Time // when to replace; zero: nothing to do
 	pace            pace
@@ -57,7 +57,7 @@ func (n *network) helperDied(dead *bool, name, why string) {
 		text += ": " + why
 	}
 	n.journal.write("network.down", map[string]any{"helper": name, "why": why, "recent": n.ill.pace.recent, "sidecar": n.sideID})
-	text += "; nothing passes, and it is being replaced"
+	text += "; nothing passes until it is replaced"
 	if wait > 0 {
 		text += fmt.Sprintf(" in %v, as that is number %d within a minute; 'lazaret network show' has the state", wait, n.ill.pace.recent)
 	}
@@ -67,8 +67,8 @@ func (n *network) helperDied(dead *bool, name, why string) {
 // repair replaces what is dead, the sidecar first, under the present policy.
 func (n *network) repair() {
 	n.ill.retry = time.Time{}
-	if n.ill.hopeless {
-		return
+	if n.ill.shut {
+		return // enforce comes back to it
 	}
 	err := n.ctl.Replace(n.replaceSidecar)
 	if err == nil {
@@ -86,9 +86,7 @@ func (n *network) repair() {
 	}
 	n.journal.write("network.up", map[string]any{"sidecar": n.sideID, "uplink_pid": n.up.PID()})
 	n.tell(fmt.Sprintf("network: it works again, under the same policy; connections from before were cut (sidecar %s)", n.sideID))
-	if err := n.refresh(); err != nil { // what could not be applied meanwhile
-		n.stop(err.Error())
-	}
+	n.refresh() // what could not be applied meanwhile
 }
 
 func (n *network) replaceSidecar(t policy.Table) (*control.Client, *routes.Uplink, error) {

@@ -235,6 +235,9 @@ func (t *terminal) typed() {
 func (t *terminal) read(in []unix.PollFd, buf []byte) (int, error) {
 	t.tty.Lock()
 	defer t.tty.Unlock()
+	if t.over {
+		return 0, io.EOF
+	}
 	if n, err := unix.Poll(in, 0); n == 0 || err != nil {
 		return 0, nil
 	}

@@ -26,9 +26,11 @@ type terminal struct {
 	master  *os.File
 	done    chan struct{} // closed when all output has been passed on
 	prompts prompter
+	notices chan string
 
 	tty   sync.Mutex   // held while the developer's terminal is read or written, and by a prompt for as long as it is up
 	modes prompt.Modes // guarded by tty
+	over  bool         // the terminal is the caller's again; guarded by tty
 
 	mu    sync.Mutex
 	saved *term.State // the caller's modes; nil when they are in force
@@ -54,6 +56,8 @@ func (t *terminal) entered(files []*os.File) {
 	t.saved, _ = term.MakeRaw(int(t.term.In.Fd())) // on failure the session works without
 	t.mu.Unlock()
 	t.resize() // it may have changed since we asked
+	t.notices = make(chan string, 16)
+	go t.tell()
 	go t.typed()
 	go t.carry()
 }
@@ -134,9 +138,40 @@ func later(a, b time.Time) time.Time {
 	return b
 }
 
+// notice writes a line of its own, also while the terminal is raw and the cursor anywhere.
+func (t *terminal) notice(text string) {
+	t.mu.Lock()
+	raw := t.saved != nil
+	t.mu.Unlock()
+	if !raw {
+		t.term.Warn("%s", text)
+		return
+	}
+	select {
+	case t.notices <- text:
+	default: // more than anybody reads
+	}
+}
+
+// tell writes notices, when no prompt is up.
+func (t *terminal) tell() {
+	for text := range t.notices {
+		t.tty.Lock()
+		if t.over {
+			t.term.Warn("%s", text)
+		} else {
+			fmt.Fprintf(t.term.Err, "\r\nlazaret: warning: %s\r\n", text)
+		}
+		t.tty.Unlock()
+	}
+}
+
 // restore puts back the terminal's modes, those of the kernel and those that the sandbox's output has set.
 func (t *terminal) restore() {
 	t.prompts.close()
+	t.tty.Lock()
+	defer t.tty.Unlock()
+	t.over = true
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.saved == nil {
