@@ -31,7 +31,8 @@ type EnterOptions struct {
 // Terminal is the caller's side of a session.
 type Terminal struct {
 	In, Out, Err *os.File
-	Warn         func(format string, args ...any) // a line for the developer
+	Warn         func(format string, args ...any) // a line for the developer: something is not as it should be
+	Note         func(format string, args ...any) // a line for the developer
 }
 
 // Enter starts or joins a Domain and runs one Client Session in it. It returns the exit status of the session's process
@@ -222,6 +223,7 @@ func runClient(conn *nsenter.Conn, plan Plan, opt EnterOptions, t Terminal) (int
 	stop := make(chan struct{})
 	defer close(stop)
 	go receive(conn, s, events, stop)
+	var report []string
 	for {
 		select {
 		case sig := <-signals:
@@ -247,8 +249,14 @@ func runClient(conn *nsenter.Conn, plan Plan, opt EnterOptions, t Terminal) (int
 				return 0, ev.Failed
 			case ev.Notice != "":
 				s.notice(ev.Notice)
+			case ev.Report != nil:
+				report = ev.Report
 			case ev.Exit != nil:
 				s.drain()
+				s.restore()
+				for _, line := range report {
+					t.Note("%s", line)
+				}
 				return *ev.Exit, nil
 			}
 		}

@@ -52,6 +52,7 @@ type coordinator struct {
 	started chan struct{} // closed when the Domain runs, or cannot
 	startup error         // why it cannot; read after started
 	notes   []string      // for the developer who started it; read after started
+	before  *remembered   // the workspace as the Domain found it; read after started, nil if it could not be looked at
 
 	mu       sync.Mutex
 	sessions map[string]*session
@@ -67,6 +68,7 @@ type coordinator struct {
 type session struct {
 	id    string
 	first bool          // it started the Domain
+	ended bool          // its process has; guarded by coordinator.mu
 	exit  chan execExit // one value
 	tell  chan string   // notices for the developer; what does not fit is dropped
 }
@@ -191,11 +193,17 @@ func (c *coordinator) startDomain(u *undo) error {
 			_ = os.Remove(filepath.Join(runtime, name))
 		}
 	})
-	notes, err := prepareWorkspace(c.plan)
+	setup, err := prepareWorkspace(c.plan)
 	if err != nil {
 		return err
 	}
-	c.notes = notes
+	c.notes = setup.notes
+	looked := make(chan struct{})
+	go func() { // meanwhile; no process of the agent runs before it is done
+		defer close(looked)
+		c.before = remember(c.plan, setup)
+	}()
+	defer func() { <-looked }()
 	nw, err := newNetwork(c, u)
 	if err != nil {
 		return err
@@ -489,6 +497,11 @@ func (c *coordinator) runSession(conn *nsenter.Conn, s *session, req enterReques
 	go passOn(conn, s, over)
 	select {
 	case x := <-s.exit:
+		if c.lastToEnd(s) {
+			if lines := report(c.plan, c.before, time.Now()); len(lines) > 0 {
+				_ = conn.Send(event{Report: lines})
+			}
+		}
 		if x.Failed != nil {
 			return event{}, x.Failed
 		}
@@ -500,6 +513,20 @@ func (c *coordinator) runSession(conn *nsenter.Conn, s *session, req enterReques
 	}
 	c.hangUp(s)
 	return event{}, errGone
+}
+
+// lastToEnd notes that the session's process has ended, and reports whether every other one has too: one session of them
+// tells the developer what waits for him.
+func (c *coordinator) lastToEnd(s *session) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	s.ended = true
+	for _, other := range c.sessions {
+		if !other.ended {
+			return false
+		}
+	}
+	return true
 }
 
 // passOn sends notices to the client until its session is over. A client that does not read holds up nobody else.

@@ -53,6 +53,7 @@ type event struct {
 	Failed   *Failure // the session, or the start, failed
 	Diagnose bool     // with Failed: it was the start, look for its cause on this machine
 	Notice   string   // a line for the developer
+	Report   []string // lines for the developer, once the session's output is complete
 	Exit     *int     // the session's process ended with this status; nothing follows
 	Busy     bool     // another coordinator has the Domain: ask that one
 

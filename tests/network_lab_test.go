@@ -3,6 +3,7 @@ package tests
 import (
 	"encoding/binary"
 	"errors"
+	"flag"
 	"fmt"
 	"io"
 	"io/fs"
@@ -61,7 +62,11 @@ func inLab(t *testing.T) bool {
 		needsProgram(t, "newuidmap")
 		args = append([]string{"--user", "--map-root-user", "--map-auto"}, args...)
 	}
-	cmd := exec.Command(needsProgram(t, "unshare"), append(args, exe, "-test.run=^"+t.Name()+"$", "-test.v", "-test.timeout=15m")...)
+	pattern := "^" + t.Name() + "$"
+	if _, sub, ok := strings.Cut(flag.Lookup("test.run").Value.String(), "/"); ok {
+		pattern += "/" + sub
+	}
+	cmd := exec.Command(needsProgram(t, "unshare"), append(args, exe, "-test.run="+pattern, "-test.v", "-test.timeout=15m")...)
 	cmd.Env = append(os.Environ(), labEnv+"=1", "LAZARET_BIN="+binDir)
 	var out strings.Builder
 	cmd.Stdout, cmd.Stderr = &out, &out

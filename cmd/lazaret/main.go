@@ -42,7 +42,8 @@ func run(args []string, in, out, errOut *os.File) int {
 	root.SetArgs(args)
 	root.SetOut(out)
 	root.SetErr(errOut)
-	root.AddCommand(enterCommand(&status, in, out, errOut), doctorCommand(&status, out), networkCommand(&status, out))
+	root.AddCommand(enterCommand(&status, in, out, errOut), doctorCommand(&status, out), networkCommand(&status, out),
+		workspaceCommand(in, out, errOut))
 	if err := root.Execute(); err != nil {
 		printError(errOut, err)
 		if status == 0 {
@@ -82,7 +83,8 @@ The exit status is that of the command, 128+n if signal n ended it, or 125 if La
 			opt.Argv = args[n:]
 			opt.FailAt = os.Getenv("LAZARET_FAIL_AT")
 			warn := func(format string, args ...any) { fmt.Fprintf(errOut, "lazaret: warning: "+format+"\n", args...) }
-			*status, err = supervisor.Enter(context.Background(), opt, supervisor.Terminal{In: in, Out: out, Err: errOut, Warn: warn})
+			note := func(format string, args ...any) { fmt.Fprintf(errOut, "lazaret: "+format+"\n", args...) }
+			*status, err = supervisor.Enter(context.Background(), opt, supervisor.Terminal{In: in, Out: out, Err: errOut, Warn: warn, Note: note})
 			return err
 		},
 	}

@@ -32,7 +32,7 @@ var everyday = []struct{ name, script string }{
 	{"tag", `git tag v1 && git tag -a v2 -m v2 && git tag -d v1`},
 	{"log and diff", `git log --stat -3 >/dev/null && git diff HEAD~1 >/dev/null && git blame README.md >/dev/null && git grep -q hello`},
 	{"reset", `git reset -q --soft HEAD~1 && git reset -q --hard ORIG_HEAD`},
-	{"bisect", `git bisect start HEAD HEAD~3 >/dev/null && git bisect run true >/dev/null && git bisect reset -q`},
+	{"bisect", `git bisect start HEAD HEAD~3 >/dev/null && git bisect run true >/dev/null && git bisect reset 2>/dev/null`},
 	{"gc", `git gc -q && git fsck --no-dangling`},
 	{"repack", `git repack -adq && git prune && git pack-refs --all`},
 	{"config", `git config lazaret.test yes && test "$(git config lazaret.test)" = yes`},

@@ -201,7 +201,7 @@ func TestHeldNames(t *testing.T) {
 		dir, name       string
 		file, directory bool
 	}{
-		{"", ".envrc", true, true}, {"deep/er", ".envrc", true, true}, {"", ".vscode", false, true}, {"src", ".vscode", false, true},
+		{"", ".envrc", true, true}, {"deep/er", ".envrc", true, true}, {"", ".vscode", true, true}, {"src", ".vscode", true, true},
 		{"", "x.code-workspace", true, true}, {".github", "copilot-instructions.md", true, true}, {"z/.github", "copilot.md", true, true},
 		{"github", "copilot.md", false, false}, {"", "copilot.md", false, false}, {"a/b", "1.x", true, true}, {"y/a/b", "1.x", true, true},
 		{"b", "1.x", false, false}, {"any", "q", true, true}, {"", "q", false, false}, {"tools", "tc", true, true}, {"", "tc", false, false},
