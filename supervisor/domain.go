@@ -31,7 +31,6 @@ type domain struct {
 	usr     *os.File // see overlay.HostBase.Usr; nil for an ordinary user
 	dir     string   // staging directory: a tmpfs that only these namespaces have
 	runtime nsenter.Runtime
-	sandbox nsenter.Sandbox
 	vital   [2]unix.PollFd   // pidfds of sandbox and gofer; set by the last step of the start
 	network *routes.Topology // set by the step "network"
 
