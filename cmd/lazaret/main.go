@@ -9,6 +9,7 @@ import (
 	"os"
 
 	"github.com/spf13/cobra"
+	"go.podman.io/storage/pkg/reexec"
 
 	"lazaret.dev/lazaret/nsenter"
 	"lazaret.dev/lazaret/routes"
@@ -19,6 +20,9 @@ import (
 const exitFailed = 125
 
 func main() {
+	if reexec.Init() {
+		return // this process was the storage library's, to unpack a layer
+	}
 	nsenter.Main(map[string]func(nsenter.Self) int{
 		"coordinator": supervisor.CoordinatorMain,
 		"domain":      supervisor.DomainMain,
