@@ -9,6 +9,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 
 	"golang.org/x/sys/unix"
 
@@ -44,7 +45,7 @@ const (
 )
 
 // idPattern keeps names out that are not Domain IDs: gc removes only what Lazaret named.
-var idPattern = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_-]{0,127}$`)
+var idPattern = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_-]{0,127}$`) })
 
 // DomainLock is the lock of one Domain ID.
 type DomainLock struct{ f *os.File }
@@ -55,7 +56,7 @@ func (l *DomainLock) Release() { l.f.Close() }
 // LockDomain takes the lock of a Domain ID below run, making its directory (0700) when missing.
 // ErrLive: someone holds it.
 func LockDomain(run, id string) (*DomainLock, error) {
-	if !idPattern.MatchString(id) {
+	if !idPattern().MatchString(id) {
 		return nil, fmt.Errorf("Domain ID %q is not valid", id)
 	}
 	for range 100 {
@@ -134,7 +135,7 @@ func Gather(c Config) (Facts, error) {
 			return Facts{}, err
 		}
 		for _, id := range names {
-			if !idPattern.MatchString(id) {
+			if !idPattern().MatchString(id) {
 				continue
 			}
 			u, err := tree.MeasurePath(filepath.Join(parent, id))
@@ -150,11 +151,11 @@ func Gather(c Config) (Facts, error) {
 		return Facts{}, err
 	}
 	for _, name := range roots {
-		if id, ok := strings.CutPrefix(name, removingPrefix); ok && idPattern.MatchString(id) {
+		if id, ok := strings.CutPrefix(name, removingPrefix); ok && idPattern().MatchString(id) {
 			at(id).Leftover = true
 			continue
 		}
-		if !idPattern.MatchString(name) {
+		if !idPattern().MatchString(name) {
 			continue
 		}
 		if err := c.gatherRoot(at(name)); err != nil {
