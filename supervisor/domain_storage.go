@@ -197,16 +197,21 @@ func openImageBase(p Plan, dir string) (_ *base, err error) {
 	if err != nil {
 		return nil, explainStorage(err)
 	}
-	b.id = anchor.Base{Key: rec.BaseKey(), Image: rec.Reference, ImageID: rec.ImageID}
-	for _, id := range rec.DiffIDs {
-		b.id.DiffIDs = append(b.id.DiffIDs, id.String())
-	}
+	b.id = imageBaseID(rec)
 	b.layers = append([]string{dir}, img.Layers...)
 	b.env = image.AgentEnv(img.Config.Config.Env)
 	if err := b.writeLayer(p, img.Layers); err != nil {
 		return nil, fmt.Errorf("image %s: %w", rec.Reference, err)
 	}
 	return b, nil
+}
+
+func imageBaseID(rec image.Record) anchor.Base {
+	id := anchor.Base{Key: rec.BaseKey(), Image: rec.Reference, ImageID: rec.ImageID}
+	for _, d := range rec.DiffIDs {
+		id.DiffIDs = append(id.DiffIDs, d.String())
+	}
+	return id
 }
 
 // hold pins the image for as long as the Domain lives.

@@ -27,6 +27,7 @@ func main() {
 		"coordinator": supervisor.CoordinatorMain,
 		"domain":      supervisor.DomainMain,
 		"probe":       supervisor.ProbeMain,
+		"storage":     supervisor.StorageMain,
 	}, map[string]func() int{
 		"sidecar": routes.SidecarMain,
 		"uplink":  routes.UplinkMain,
@@ -46,7 +47,8 @@ func run(args []string, in, out, errOut *os.File) int {
 	root.SetArgs(args)
 	root.SetOut(out)
 	root.SetErr(errOut)
-	root.AddCommand(enterCommand(&status, in, out, errOut), doctorCommand(&status, out), networkCommand(&status, out))
+	root.AddCommand(enterCommand(&status, in, out, errOut), doctorCommand(&status, out), networkCommand(&status, out),
+		imageCommand(out, errOut), anchorCommand(in, out, errOut), gcCommand(&status, out))
 	if err := root.Execute(); err != nil {
 		printError(errOut, err)
 		if status == 0 {

@@ -70,8 +70,18 @@ func LockDomain(run, id string) (*DomainLock, error) {
 
 // tryLock returns nothing when gc removed the lock file meanwhile.
 func tryLock(run, id string) (*DomainLock, error) {
+	var owner unix.Stat_t
+	if err := unix.Lstat(run, &owner); err != nil {
+		return nil, &os.PathError{Op: "stat", Path: run, Err: err}
+	}
 	dir := filepath.Join(run, id)
-	if err := os.Mkdir(dir, 0o700); err != nil && !os.IsExist(err) {
+	switch err := os.Mkdir(dir, 0o700); {
+	case err == nil:
+		// The coordinator is the developer, and we are uid 0 of a namespace: what we make must be the coordinator's.
+		if err := os.Lchown(dir, int(owner.Uid), int(owner.Gid)); err != nil {
+			return nil, err
+		}
+	case !os.IsExist(err):
 		return nil, err
 	}
 	f, err := os.OpenFile(filepath.Join(dir, lockName), os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW, 0o600)
@@ -79,6 +89,10 @@ func tryLock(run, id string) (*DomainLock, error) {
 		return nil, nil
 	}
 	if err != nil {
+		return nil, err
+	}
+	if err := f.Chown(int(owner.Uid), int(owner.Gid)); err != nil {
+		f.Close()
 		return nil, err
 	}
 	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
