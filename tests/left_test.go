@@ -84,6 +84,7 @@ func find(text string) (out []process) {
 const (
 	coordinator = "lazaret [coordinator]"
 	domain      = "lazaret [domain]"
+	uplink      = "lazaret [uplink]"
 	sandbox     = "runsc-sandbox"
 	gofer       = "runsc-gofer"
 )
