@@ -32,6 +32,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -446,10 +447,10 @@ func (a *Anchor) Reset() error {
 	return a.errorf("reset", tree.RemovePath(a.dir, trash))
 }
 
-var snapshotName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$`)
+var snapshotName = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$`) })
 
 func checkName(name string) error {
-	if !snapshotName.MatchString(name) {
+	if !snapshotName().MatchString(name) {
 		return fmt.Errorf("snapshot name %q: use up to 64 letters, digits, '.', '_' and '-'", name)
 	}
 	return nil
