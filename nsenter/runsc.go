@@ -85,6 +85,23 @@ func (r *Runtime) pidFile() string { return filepath.Join(r.State, "sandbox.pid"
 // SandboxPID is the pid of the sandbox process, in our pid namespace; valid after Create.
 func (r *Runtime) SandboxPID() (int, error) { return readPID(r.pidFile()) }
 
+// GoferPID is the pid of the process that serves the sandbox's files, in our pid namespace; valid after Create.
+func (r *Runtime) GoferPID() (int, error) {
+	files, _ := filepath.Glob(filepath.Join(r.State, containerID+"_*.state"))
+	if len(files) != 1 {
+		return 0, fmt.Errorf("find the gofer: %d state files in %s", len(files), r.State)
+	}
+	b, err := os.ReadFile(files[0])
+	if err != nil {
+		return 0, err
+	}
+	var state struct{ GoferPid int }
+	if err := json.Unmarshal(b, &state); err != nil || state.GoferPid <= 1 {
+		return 0, fmt.Errorf("find the gofer: no pid in %s: %w", files[0], err)
+	}
+	return state.GoferPid, nil
+}
+
 func readPID(file string) (int, error) {
 	b, err := os.ReadFile(file)
 	if err != nil {
@@ -147,13 +164,20 @@ func (r *Runtime) Exec(e Exec) (*Running, error) {
 	return &Running{rt: r, exec: p, errs: errR, pidFile: pidFile}, nil
 }
 
-// Wait returns the exit status of the process as a shell would give it. The error tells that it never started.
+// ErrLost is returned when the sandbox went away before a process of it had ended.
+var ErrLost = errors.New("the sandbox does not tell how it ended")
+
+// Wait returns the exit status of the process as a shell would give it. The error tells that it never started, or is
+// [ErrLost].
 func (x *Running) Wait() (int, error) {
 	said, _ := io.ReadAll(io.LimitReader(x.errs, 64<<10))
 	x.errs.Close()
 	ws := x.exec.Wait()
 	if _, err := os.Stat(x.pidFile); err != nil {
 		return 0, fmt.Errorf("start it in the sandbox: %s", lastLine(said))
+	}
+	if last := lastLine(said); strings.HasPrefix(last, "waiting on pid") {
+		return 0, fmt.Errorf("%w: %s", ErrLost, last)
 	}
 	return ExitStatus(ws), nil
 }

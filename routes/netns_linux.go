@@ -19,9 +19,7 @@ type place struct {
 func newPlace() (*place, error) {
 	p := &place{jobs: make(chan func())}
 	errc := make(chan error, 1)
-	go func() {
-		// Never unlocked: the thread ends with the goroutine, and no later work lands in the namespace.
-		runtime.LockOSThread()
+	onOwnThread(func() {
 		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
 			errc <- fmt.Errorf("make network namespace: %w", err)
 			return
@@ -36,11 +34,32 @@ func newPlace() (*place, error) {
 		for job := range p.jobs {
 			job()
 		}
-	}()
+	})
 	if err := <-errc; err != nil {
 		return nil, err
 	}
 	return p, nil
+}
+
+// onOwnThread runs f on a thread that ends with it, so no later work lands in f's namespace and the
+// thread does not keep the namespace. The process's first thread never ends: a goroutine that finds
+// itself there holds it until f has another.
+func onOwnThread(f func()) {
+	go func() {
+		runtime.LockOSThread() // unlocked on the first thread only
+		if unix.Gettid() != unix.Getpid() {
+			f()
+			return
+		}
+		elsewhere := make(chan struct{})
+		go func() {
+			runtime.LockOSThread()
+			close(elsewhere)
+			f()
+		}()
+		<-elsewhere
+		runtime.UnlockOSThread()
+	}()
 }
 
 // do runs f on the thread in the namespace. f must not start goroutines that rely on it.

@@ -4,10 +4,13 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"os"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"lazaret.dev/lazaret/routes/policy"
 )
@@ -104,7 +107,7 @@ func TestSetupTime(t *testing.T) {
 	}
 	t.Logf("set-up and teardown: best %v, mean %v of %d; processor time %v, and of the sidecar %v", best, sum/rounds, rounds,
 		(cpuOf(syscall.RUSAGE_SELF)-own)/rounds, (cpuOf(syscall.RUSAGE_CHILDREN)-sidecars)/rounds)
-	if best > 100*time.Millisecond {
+	if best > time.Second { // the aim of 25 ms is for a quiet machine; this is for a gross mistake
 		t.Errorf("set-up takes %v at best", best)
 	}
 }
@@ -168,5 +171,24 @@ func TestHalfClose(t *testing.T) {
 	}
 	if _, err := c.Read(b); err == nil || err.Error() != "EOF" {
 		t.Fatalf("the end did not come through: %v", err)
+	}
+}
+
+// TestFirstThreadStaysAtHome makes places while all threads but few are taken. A place on the
+// process's first thread would keep its namespace for good, since that thread never ends.
+func TestFirstThreadStaysAtHome(t *testing.T) {
+	home := nsOf(t, os.Getpid(), "net")
+	for range 300 {
+		p, err := newPlace()
+		must(err)
+		must(p.do(func() error {
+			if unix.Gettid() == unix.Getpid() {
+				return errors.New("a place is on the first thread")
+			}
+			return nil
+		}), p.leave())
+	}
+	if now := nsOf(t, os.Getpid(), "net"); now != home {
+		t.Errorf("the first thread is in %s, not in %s", now, home)
 	}
 }

@@ -66,6 +66,8 @@ type Topology struct {
 	argv     []string
 	warnings []string
 
+	ops sync.Mutex // held over ReplaceUplink, ReplaceSidecar and Close; taken before mu
+
 	mu     sync.Mutex
 	proc   *sidecarProcess // the sidecar whose life permits forwarding
 	closed bool
@@ -424,6 +426,12 @@ func (t *Topology) forward() error {
 	return t.sidecar.do(func() error { return forwarding(true, t.ipv6) })
 }
 
+func (t *Topology) isClosed() bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.closed
+}
+
 // Warnings tells what the kernel lacks, for the developer.
 func (t *Topology) Warnings() []string { return t.warnings }
 
@@ -445,6 +453,12 @@ func (t *Topology) SidecarPID() int {
 // table, and returns the packet socket for the next uplink process. The sandbox need not know. No
 // call to the sidecar may be under way.
 func (t *Topology) ReplaceUplink(table policy.Table) (*os.File, error) {
+	t.ops.Lock()
+	defer t.ops.Unlock()
+	// A closed netlink handle would open a new socket, in the caller's namespace.
+	if t.isClosed() {
+		return nil, fmt.Errorf("replace the uplink: %w", os.ErrClosed)
+	}
 	u, err := newUplinkPlace()
 	if err != nil {
 		return nil, fmt.Errorf("replace the uplink: %w", err)
@@ -473,6 +487,11 @@ func (t *Topology) ReplaceUplink(table policy.Table) (*os.File, error) {
 // ReplaceSidecar starts another sidecar after one died, makes table the policy, lets packets pass
 // again, and returns the new control socket.
 func (t *Topology) ReplaceSidecar(table policy.Table) (*os.File, error) {
+	t.ops.Lock()
+	defer t.ops.Unlock()
+	if t.isClosed() {
+		return nil, fmt.Errorf("replace the sidecar: %w", os.ErrClosed)
+	}
 	p, control, err := t.startSidecar()
 	if err != nil {
 		return nil, fmt.Errorf("replace the sidecar: %w", err)
@@ -501,6 +520,8 @@ func (t *Topology) ReplaceSidecar(table policy.Table) (*os.File, error) {
 // Close ends the sidecar and releases the namespace. The agent's and the uplink's namespaces go
 // with their last descriptors.
 func (t *Topology) Close() error {
+	t.ops.Lock()
+	defer t.ops.Unlock()
 	t.mu.Lock()
 	if t.closed {
 		t.mu.Unlock()

@@ -31,7 +31,8 @@ type EnterOptions struct {
 // Terminal is the caller's side of a session.
 type Terminal struct {
 	In, Out, Err *os.File
-	Warn         func(format string, args ...any) // a line for the developer
+	Warn         func(format string, args ...any) // a line for the developer: something is not as it should be
+	Note         func(format string, args ...any) // a line for the developer
 }
 
 // Enter starts or joins a Domain and runs one Client Session in it. It returns the exit status of the session's process
@@ -101,6 +102,10 @@ func MakePlan(opt EnterOptions) (Plan, error) {
 	if err != nil {
 		return Plan{}, hint(err, "build it with: make; or install both with: make install")
 	}
+	escalate, err := nsenter.FindProgram(escalateProgram)
+	if err != nil {
+		return Plan{}, hint(err, "build it with: make; or install both with: make install")
+	}
 	shell := overlay.HasShell("/bin/bash", "/bin/sh")
 	if shell == "" && profile.Image == hostImage {
 		return Plan{}, refusal("find a shell: the host has neither /bin/bash nor /bin/sh in /usr", "install bash")
@@ -120,7 +125,7 @@ func MakePlan(opt EnterOptions) (Plan, error) {
 		Volumes: volumes, OnChange: map[string]string{}, UID: uint32(os.Getuid()), GID: uint32(os.Getgid()),
 		Network: networkPlan{Places: profile.Network.Places, Proxy: proxy},
 		Version: nsenter.Version, DomainID: DomainID(profile.Name, ws.Path), Profile: profile, Workspace: ws, Dirs: dirs,
-		IDs: ids, Runsc: runsc, Init: init, Shell: shell, Served: trees, FailAt: opt.FailAt,
+		IDs: ids, Runsc: runsc, Init: init, Escalate: escalate, Escalation: escalationPlan{Env: profile.Escalation.environ()}, Shell: shell, Served: trees, FailAt: opt.FailAt,
 	}, nil
 }
 
@@ -234,6 +239,7 @@ func runClient(conn *nsenter.Conn, plan Plan, opt EnterOptions, t Terminal) (int
 	stop := make(chan struct{})
 	defer close(stop)
 	go receive(conn, s, events, stop)
+	var report []string
 	for {
 		select {
 		case sig := <-signals:
@@ -260,10 +266,18 @@ func runClient(conn *nsenter.Conn, plan Plan, opt EnterOptions, t Terminal) (int
 					return 0, &changedBase{*ev.Changed, ev.Failed}
 				}
 				return 0, ev.Failed
+			case ev.Prompt != nil:
+				s.prompt(conn, *ev.Prompt)
 			case ev.Notice != "":
-				t.Warn("%s", ev.Notice)
+				s.notice(ev.Notice)
+			case ev.Report != nil:
+				report = ev.Report
 			case ev.Exit != nil:
 				s.drain()
+				s.restore()
+				for _, line := range report {
+					t.Note("%s", line)
+				}
 				return *ev.Exit, nil
 			}
 		}
@@ -288,9 +302,14 @@ func receive(conn *nsenter.Conn, s stream, events chan<- event, stop <-chan stru
 		if err != nil {
 			return
 		}
-		if ev.Entered != nil {
+		switch {
+		case ev.Entered != nil:
 			s.entered(files)
-		} else {
+		case ev.Prompt != nil && len(files) > 0:
+			if unpack(files, &ev.Prompt.request) != nil {
+				continue // a request that cannot be read is not answered
+			}
+		default:
 			nsenter.CloseAll(files)
 		}
 		select {
@@ -306,8 +325,10 @@ type stream interface {
 	open(*enterRequest) (theirs []*os.File, err error) // fills the request; theirs are the sandbox's ends
 	entered(files []*os.File)                          // the session runs; owns files
 	signal(conn *nsenter.Conn, sig os.Signal) (leave bool)
-	drain()   // passes on what the sandbox has written before its process ended
-	restore() // puts the caller's terminal back; idempotent
+	prompt(conn *nsenter.Conn, ev promptEvent)
+	notice(text string) // tells the developer something
+	drain()             // passes on what the sandbox has written before its process ended
+	restore()           // puts the caller's terminal back; idempotent
 }
 
 // pipes carry a session without a terminal: binary-safe, separate, with back-pressure.
@@ -355,9 +376,14 @@ func (p *pipes) entered(files []*os.File) {
 
 func (p *pipes) signal(conn *nsenter.Conn, sig os.Signal) bool {
 	if sig != unix.SIGPIPE && sig != unix.SIGWINCH {
-		_ = conn.Send(signalRequest{Signal: int(sig.(unix.Signal))}) // its end is seen by receive
+		_ = conn.Send(clientMessage{Signal: int(sig.(unix.Signal))}) // its end is seen by receive
 	}
 	return false
+}
+
+// prompt: the coordinator asks only on terminals.
+func (p *pipes) prompt(conn *nsenter.Conn, ev promptEvent) {
+	_ = conn.Send(clientMessage{Prompt: &promptReply{Seq: ev.Seq, Op: replyFailed, Text: "the session has no terminal"}})
 }
 
 // drain waits until what the process wrote has been passed on. A process that it left behind may hold the pipes open, so
@@ -377,6 +403,8 @@ func (p *pipes) drain() {
 		}
 	}
 }
+
+func (p *pipes) notice(text string) { p.term.Warn("%s", text) }
 
 func (p *pipes) restore() {
 	for _, f := range []*os.File{p.in, p.out, p.err} {

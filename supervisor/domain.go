@@ -20,7 +20,6 @@ import (
 const (
 	agentName = "agent"
 	agentHome = "/home/agent"
-	initPath  = "/run/lazaret/init" // inside
 )
 
 // domain is the state of the domain process: pid 1, uid 0 and alone in the Domain's namespaces.
@@ -31,7 +30,7 @@ type domain struct {
 	usr     *os.File // see overlay.HostBase.Usr; nil for an ordinary user
 	dir     string   // staging directory: a tmpfs that only these namespaces have
 	runtime nsenter.Runtime
-	sandbox nsenter.Sandbox
+	vital   [2]unix.PollFd   // pidfds of sandbox and gofer; set by the last step of the start
 	network *routes.Topology // set by the step "network"
 	base    *base            // set by the step "base"
 	files   *compose.Result  // set by the step "files"
@@ -74,6 +73,7 @@ func (d *domain) steps() []step {
 		{"proc", d.mountProc},
 		{"volumes", d.pinVolumes},
 		{"base", d.openBase},
+		{"escalation", d.composeInside},
 		{"workspace", d.mountServed},
 		{"network", d.makeNetwork},
 		{"files", d.composeFiles},
@@ -200,6 +200,7 @@ func (d *domain) writeBundle() error {
 	for _, m := range d.files.Mounts {
 		s.Mounts = append(s.Mounts, nsenter.Mount{Target: m.Destination, Type: "bind", Source: m.Source, Options: m.Options})
 	}
+	s.Mounts = append(s.Mounts, nsenter.Mount{Target: insideDir, Type: "bind", Source: d.path("shown"), Options: []string{"rbind", "ro", "nosuid", "nodev"}})
 	s.Mounts = append(s.Mounts, servedMounts(d.plan)...)
 	s.Annotations = map[string]string{sentry.RequiredAnnotation: strconv.Itoa(len(d.plan.Served))}
 	d.runtime = nsenter.Runtime{
@@ -223,28 +224,36 @@ func (d *domain) startSandbox() error {
 	if err := d.runtime.StartInit(); err != nil {
 		return err
 	}
-	pid, err := d.runtime.SandboxPID()
-	if err != nil {
-		return err
+	for i, ask := range []func() (int, error){d.runtime.SandboxPID, d.runtime.GoferPID} {
+		pid, err := ask()
+		if err != nil {
+			return err
+		}
+		fd, err := unix.PidfdOpen(pid, 0)
+		if err != nil {
+			return fmt.Errorf("watch the sandbox: %w", err)
+		}
+		d.vital[i] = unix.PollFd{Fd: int32(fd), Events: unix.POLLIN} // open as long as we live
 	}
-	fd, err := unix.PidfdOpen(pid, 0)
-	if err != nil {
-		return fmt.Errorf("watch the sandbox: %w", err)
-	}
-	go d.watchSandbox(os.NewFile(uintptr(fd), "sandbox"))
+	go d.watchSandbox()
 	return nil
 }
 
 // watchSandbox tells the coordinator when the sandbox ends by itself; the coordinator then ends the Domain.
-func (d *domain) watchSandbox(pidfd *os.File) {
-	defer pidfd.Close()
-	p := []unix.PollFd{{Fd: int32(pidfd.Fd()), Events: unix.POLLIN}}
+func (d *domain) watchSandbox() {
+	d.sandboxEnds(-1)
+	_ = d.control.Send(domainEvent{Gone: d.runtime.Cause("the sandbox process was killed")})
+}
+
+// sandboxEnds reports whether the sandbox or its gofer ends within a number of milliseconds; -1 waits for it.
+func (d *domain) sandboxEnds(within int) bool {
+	vital := d.vital // poll writes into it
 	for {
-		if _, err := unix.Poll(p, -1); !errors.Is(err, unix.EINTR) {
-			break
+		n, err := unix.Poll(vital[:], within)
+		if !errors.Is(err, unix.EINTR) {
+			return n > 0
 		}
 	}
-	_ = d.control.Send(domainEvent{Gone: d.runtime.Cause("the sandbox process was killed")})
 }
 
 // serve answers the coordinator until it is gone.
@@ -277,6 +286,16 @@ func (d *domain) serve() {
 // exec runs one session's process to its end. It owns files.
 func (d *domain) exec(req execRequest, files []*os.File) {
 	status, err := d.runSession(req, files)
+	// A process whose gofer is gone is killed; and sockets close some moments before their process counts as ended.
+	patience := 0
+	if errors.Is(err, nsenter.ErrLost) {
+		patience = 5000
+	} else if status == 128+int(unix.SIGKILL) {
+		patience = 100
+	}
+	if d.sandboxEnds(patience) {
+		return // what the status says is not the command's end; all sessions are told that the sandbox has ended
+	}
 	_ = d.control.Send(domainEvent{Exit: &execExit{Session: req.Session, Status: status, Failed: asFailure(err)}})
 }
 
@@ -294,6 +313,7 @@ func (d *domain) runSession(req execRequest, files []*os.File) (int, error) {
 	delete(d.sessions, req.Session)
 	d.mu.Unlock()
 	os.RemoveAll(d.path("sessions", req.Session))
+	d.takeKeys(req.Session)
 	return status, explainExec(d.plan.Profile.Image, req.Argv, err)
 }
 
@@ -304,6 +324,9 @@ func (d *domain) startSession(req execRequest, files []*os.File) (*nsenter.Runni
 	dir := d.path("sessions", req.Session)
 	if err := os.Mkdir(dir, 0o700); err != nil {
 		return nil, err
+	}
+	if err := d.giveKeys(req.Session, req.Keys); err != nil {
+		return nil, fmt.Errorf("start session: %w", err)
 	}
 	return d.runtime.Exec(nsenter.Exec{
 		Process: nsenter.AgentProcess(d.plan.IDs.Agent, req.Argv, req.Env, req.Cwd, req.TTY),

@@ -25,6 +25,8 @@ import (
 // Time limits of what the network waits for.
 const (
 	factsTimeout  = 5 * time.Second  // the first look at the host's network
+	shedNotices   = time.Minute      // between notices about connections that the sandbox had too many of
+	watchPause    = time.Second      // between attempts to watch the host
 	helperTimeout = 10 * time.Second // the start of a helper, one change of the policy, one answer of the domain process
 )
 
@@ -66,7 +68,9 @@ type network struct {
 	dnsTCP   *os.File
 	seq      int
 	ill      illness
-	next     time.Time // when the next live rule ends; zero: never
+	next     time.Time // when the next live rule ends, by the wall clock; zero: never
+	unseen   time.Time // when to try again to watch the host; zero: it is watched
+	shed     time.Time // of the last notice about connections given up
 }
 
 // networkJob is one call of a client for run to answer.
@@ -278,8 +282,10 @@ func (n *network) run() {
 			}
 		case <-n.sidecarDied():
 			n.helperDied(&n.ill.sidecar, "sidecar", "")
-		case <-after(n.next):
-			n.liveRuleEnded()
+		case <-after(n.unseen):
+			n.watchAgain()
+		case <-atWallTime(n.next):
+			n.refresh()
 		case <-after(n.ill.retry):
 			n.repair()
 		case job := <-n.calls:
@@ -299,6 +305,14 @@ func after(t time.Time) <-chan time.Time {
 	return time.After(time.Until(t))
 }
 
+// atWallTime is ready at t or some seconds before. Timers do not count the time that the host sleeps; a rule's end does.
+func atWallTime(t time.Time) <-chan time.Time {
+	if t.IsZero() {
+		return nil
+	}
+	return time.After(min(time.Until(t), 5*time.Second))
+}
+
 // uplinkEvents is nil while the uplink is known to be dead.
 func (n *network) uplinkEvents() <-chan control.Message {
 	if n.ill.uplink {
@@ -316,35 +330,54 @@ func (n *network) sidecarDied() <-chan struct{} {
 
 // hostChanged follows the host: other addresses, other neighbours, other resolvers.
 func (n *network) hostChanged(f routes.HostFacts, ok bool) {
-	if !ok {
-		if n.ctx.Err() != nil {
-			return
-		}
+	switch {
+	case ok:
+		n.host = f
+		n.refresh()
+	case n.ctx.Err() != nil:
+	default:
 		// Nobody tells us of a new address of the host any more, so nothing may go out until somebody does.
-		n.stop("the host's network can no longer be watched")
-		facts, err := routes.WatchHost(n.ctx)
-		if err != nil {
-			facts = nil
-			n.tell("network: " + err.Error() + "; there is no network until all sessions are left")
-			n.ill.hopeless = true
-		}
-		n.facts = facts
-		return
+		n.shut("the host's network could no longer be watched")
+		n.watchAgain()
 	}
-	n.host = f
-	if err := n.refresh(); err != nil {
-		n.stop("the policy cannot follow the host's network: " + err.Error())
+}
+
+// watchAgain looks for the host's network until it finds it; the first facts come at once then.
+func (n *network) watchAgain() {
+	n.unseen = time.Time{}
+	var err error
+	if n.facts, err = routes.WatchHost(n.ctx); err != nil {
+		n.facts, n.unseen = nil, time.Now().Add(watchPause)
+		n.journal.write("network.unwatched", err.Error())
 	}
 }
 
 // refresh puts in force what profile, host and live rules now say.
-func (n *network) refresh() error {
+func (n *network) refresh() {
 	pol, err := n.compile(n.cfg)
 	if err != nil {
-		return err
+		n.next = time.Time{}
+		n.shut("no policy fits the host's network: " + err.Error())
+		return
 	}
-	n.apply(pol.Table())
-	return nil
+	n.enforce(pol.Table())
+}
+
+// enforce makes t the policy, and ends what shut began.
+func (n *network) enforce(t policy.Table) {
+	if n.ill.shut {
+		n.ill.shut = false
+		n.ill.retry = time.Now()
+	}
+	n.apply(t)
+}
+
+// shut closes the network until there is a policy that fits.
+func (n *network) shut(why string) {
+	if !n.ill.shut {
+		n.ill.shut = true
+		n.stop(why)
+	}
 }
 
 // apply changes both enforcers. When one does not do as told, which of the policies it has is in doubt, so both are replaced;
@@ -374,13 +407,6 @@ func (n *network) stop(why string) {
 	_ = n.up.Close()
 }
 
-func (n *network) liveRuleEnded() {
-	n.next = time.Time{}
-	if err := n.refresh(); err != nil {
-		n.stop("a rule ended, and the policy without it is refused: " + err.Error())
-	}
-}
-
 // uplinkSaid takes an event of the uplink.
 func (n *network) uplinkSaid(m control.Message) {
 	switch m.Op {
@@ -397,13 +423,17 @@ func (n *network) uplinkSaid(m control.Message) {
 		n.journal.write("network."+m.Op, r)
 		why := "the policy now forbids them"
 		if m.Op == uplink.EventShed {
+			if time.Since(n.shed) < shedNotices {
+				return // the sandbox decides how often this comes (SR-8)
+			}
+			n.shed = time.Now()
 			why = "the sandbox holds too many"
 		}
 		n.tell(fmt.Sprintf("network: %d connections were cut: %s", r.TCP+r.Datagram, why))
 	case uplink.EventFailed:
 		var f uplink.Failed
 		if json.Unmarshal(m.Body, &f) == nil && n.ill.why == "" {
-			n.ill.why = f.Error
+			n.ill.why = fmt.Sprintf("%q", f.Error) // it has read what the sandbox sent
 		}
 	}
 }

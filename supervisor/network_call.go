@@ -67,9 +67,12 @@ func (n *network) change(call networkCall) error {
 		if err != nil {
 			return err
 		}
+		if p.Addr().Is6() && !n.ctl.Table().IPv6 {
+			return refusal(fmt.Sprintf("%s %s: IPv6 is off, so nothing there can be reached", call.Op, p), `IPv6 is switched on in the profile: ipv6 = "on" in [network]; then leave all sessions and enter again`)
+		}
 		rule := policy.LiveRule{Prefix: p, Verdict: verdict}
 		if call.For > 0 {
-			rule.Until = time.Now().Add(call.For)
+			rule.Until = time.Now().Add(call.For).Round(0) // by the wall clock: the host may sleep meanwhile
 		}
 		live = append(without(live, p), rule)
 	case "reset":
@@ -112,7 +115,7 @@ func (n *network) adopt(cfg Network, live []policy.LiveRule) error {
 	n.c.mu.Lock()
 	n.c.plan.Profile.Network = cfg // later sessions are compared with it
 	n.c.mu.Unlock()
-	n.apply(pol.Table())
+	n.enforce(pol.Table())
 	return nil
 }
 

@@ -15,7 +15,7 @@ import (
 // illness is what is broken of a Domain's network.
 type illness struct {
 	uplink, sidecar bool      // dead, and not yet replaced
-	hopeless        bool      // the host cannot be watched: nothing is replaced any more
+	shut            bool      // there is no policy for the host as it is: nothing is replaced
 	why             string    // what the uplink or we said before its end
 	retry           time.Time // when to replace; zero: nothing to do
 	pace            pace
@@ -57,22 +57,23 @@ func (n *network) helperDied(dead *bool, name, why string) {
 		text += ": " + why
 	}
 	n.journal.write("network.down", map[string]any{"helper": name, "why": why, "recent": n.ill.pace.recent, "sidecar": n.sideID})
-	text += "; nothing passes, and it is being replaced"
+	text += "; nothing passes until it is replaced"
 	if wait > 0 {
 		text += fmt.Sprintf(" in %v, as that is number %d within a minute; 'lazaret network show' has the state", wait, n.ill.pace.recent)
 	}
 	n.tell(text)
 }
 
-// repair replaces what is dead, the sidecar first, under the present policy.
+// repair replaces what is dead under the present policy: the uplink first, as the routes that a new sidecar needs lead to its
+// link. Without a sidecar nothing is forwarded to the new uplink.
 func (n *network) repair() {
 	n.ill.retry = time.Time{}
-	if n.ill.hopeless {
-		return
+	if n.ill.shut {
+		return // enforce comes back to it
 	}
-	err := n.ctl.Replace(n.replaceSidecar)
+	err := n.ctl.Replace(n.replaceUplink)
 	if err == nil {
-		err = n.ctl.Replace(n.replaceUplink)
+		err = n.ctl.Replace(n.replaceSidecar)
 	}
 	switch {
 	case n.ctx.Err() != nil:
@@ -86,9 +87,7 @@ func (n *network) repair() {
 	}
 	n.journal.write("network.up", map[string]any{"sidecar": n.sideID, "uplink_pid": n.up.PID()})
 	n.tell(fmt.Sprintf("network: it works again, under the same policy; connections from before were cut (sidecar %s)", n.sideID))
-	if err := n.refresh(); err != nil { // what could not be applied meanwhile
-		n.stop(err.Error())
-	}
+	n.refresh() // what could not be applied meanwhile
 }
 
 func (n *network) replaceSidecar(t policy.Table) (*control.Client, *routes.Uplink, error) {

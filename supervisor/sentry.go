@@ -120,55 +120,75 @@ func readHost(name string, limit int64) ([]byte, error) {
 	return io.ReadAll(io.LimitReader(f, limit))
 }
 
-// prepareWorkspace writes what the workspace server and the sandbox's Git start from. It reads the developer's Git
-// configuration and runs no Git. The notes are for the developer.
-func prepareWorkspace(p Plan) (notes []string, err error) {
+// workspaceSetup is what the workspace server and the sandbox's Git start from.
+type workspaceSetup struct {
+	plan      sentry.Plan
+	gitConfig []byte // system configuration of the sandbox's Git
+	excludes  []byte // content of the developer's core.excludesFile
+	gitdir    string // repository directory of the workspace, "" if it has none
+	notes     []string
+}
+
+// setupWorkspace reads the developer's Git configuration; it runs no Git and writes nothing. The notes are for the
+// developer.
+func setupWorkspace(p Plan) (*workspaceSetup, error) {
 	gitdir, common, err := repositoryOf(p.Workspace.Path)
 	if err != nil {
 		return nil, err
 	}
+	s := &workspaceSetup{plan: sentry.Plan{Version: sentry.PlanVersion}, gitdir: gitdir}
 	env := gitconfig.Env{Home: p.Dirs.Home, XDGConfigHome: filepath.Dir(p.Dirs.Config), System: "/etc/gitconfig", GitDir: gitdir, CommonDir: common,
 		Branch: branchOf(gitdir), ReadFile: func(name string) ([]byte, error) { return readHost(name, gitconfig.MaxSource) }}
 	effective := gitconfig.Resolve(env)
 	for _, problem := range effective.Problems {
-		notes = append(notes, fmt.Sprintf("Git configuration: %v", problem))
+		s.notes = append(s.notes, fmt.Sprintf("Git configuration: %v", problem))
 	}
 	excludes, inside, err := readExcludes(p.Workspace, env, effective)
 	if err != nil {
 		return nil, err
 	}
-	runtime := filepath.Join(p.Dirs.Runtime, p.DomainID)
-	if err := os.WriteFile(filepath.Join(runtime, gitConfigFile), gitconfig.Inside(effective, inside).Bytes(), 0o600); err != nil {
-		return nil, err
-	}
-	if err := os.WriteFile(filepath.Join(runtime, excludesFile), excludes, 0o600); err != nil {
-		return nil, err
-	}
-	plan := sentry.Plan{Version: sentry.PlanVersion}
-	for i, s := range p.Served {
-		private := privateTwin(p, i)
-		if err := os.MkdirAll(private, 0o700); err != nil {
-			return nil, err
-		}
+	s.excludes, s.gitConfig = excludes, gitconfig.Inside(effective, inside).Bytes()
+	for i, served := range p.Served {
 		w := sentry.Workspace{
-			Mount: s.Path, Host: stagedTree(p, i), Private: private, AgentUID: p.IDs.Agent, AgentGID: p.IDs.Agent, GitDir: s.GitDir,
-			ShowIgnored: !p.Profile.IsolateIgnored || s.GitDir, Held: p.Profile.held(), AllowConfigKeys: p.Profile.AllowGitConfig, ExcludesInside: inside,
+			Mount: served.Path, Host: stagedTree(p, i), Private: privateTwin(p, i), AgentUID: p.IDs.Agent, AgentGID: p.IDs.Agent, GitDir: served.GitDir,
+			ShowIgnored: !p.Profile.IsolateIgnored || served.GitDir, Held: p.Profile.held(), AllowConfigKeys: p.Profile.AllowGitConfig, ExcludesInside: inside,
 		}
-		if !s.GitDir {
+		if !served.GitDir {
 			w.HeldPaths = heldPaths(p, effective)
 		}
-		if !w.ShowIgnored {
-			if err := keepSnapshot(private, s.Path, excludes); err != nil {
-				return nil, err
-			}
-		}
-		plan.Workspaces = append(plan.Workspaces, w)
+		s.plan.Workspaces = append(s.plan.Workspaces, w)
 	}
-	b, err := json.Marshal(plan)
+	return s, nil
+}
+
+// prepareWorkspace writes what the workspace server and the sandbox's Git start from.
+func prepareWorkspace(p Plan) (*workspaceSetup, error) {
+	s, err := setupWorkspace(p)
 	if err != nil {
 		return nil, err
 	}
-	return notes, os.WriteFile(filepath.Join(runtime, workspacePlanFile), b, 0o600)
+	runtime := filepath.Join(p.Dirs.Runtime, p.DomainID)
+	for i := range s.plan.Workspaces {
+		w := &s.plan.Workspaces[i]
+		if err := os.MkdirAll(w.Private, 0o700); err != nil {
+			return nil, err
+		}
+		if !w.ShowIgnored {
+			if err := keepSnapshot(w.Private, w.Mount, s.excludes); err != nil {
+				return nil, err
+			}
+		}
+	}
+	b, err := json.Marshal(s.plan)
+	if err != nil {
+		return nil, err
+	}
+	for name, content := range map[string][]byte{workspacePlanFile: b, gitConfigFile: s.gitConfig, excludesFile: s.excludes} {
+		if err := os.WriteFile(filepath.Join(runtime, name), content, 0o600); err != nil {
+			return nil, err
+		}
+	}
+	return s, nil
 }
 
 // readExcludes returns the developer's global excludes and where they appear inside. A file that exists and cannot be
@@ -232,7 +252,7 @@ func heldPaths(p Plan, e *gitconfig.Effective) (out []string) {
 	if err == nil {
 		files = append(files, self)
 	}
-	files = append(files, p.Runsc, p.Init)
+	files = append(files, p.Runsc, p.Init, p.Escalate)
 	for _, f := range files {
 		if f, err := canonicalPrefix(f); err == nil && f != p.Workspace.Path && within(f, p.Workspace.Path) {
 			rel, _ := filepath.Rel(p.Workspace.Path, f)

@@ -24,13 +24,16 @@ const patience = 60 * time.Second
 var binDir string
 
 func TestMain(m *testing.M) {
+	if filepath.Base(os.Args[0]) == probeName { // in the sandbox
+		os.Exit(netProbe(os.Args[1:]))
+	}
 	binDir = os.Getenv("LAZARET_BIN")
 	if binDir == "" {
 		binDir = "../bin"
 	}
 	var err error
 	if binDir, err = filepath.Abs(binDir); err == nil {
-		for _, p := range []string{"lazaret", "lazaret-runsc", "lazaret-init"} {
+		for _, p := range []string{"lazaret", "lazaret-runsc", "lazaret-init", "lazaret-escalate"} {
 			if _, serr := os.Stat(filepath.Join(binDir, p)); serr != nil {
 				err = fmt.Errorf("%w; build the programs with: make", serr)
 			}

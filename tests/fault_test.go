@@ -1,8 +1,8 @@
 package tests
 
 import (
+	"bytes"
 	"fmt"
-	"io"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -54,13 +54,9 @@ func TestFaultKill(t *testing.T) {
 		t.Run(strings.Trim(strings.TrimPrefix(title, "lazaret "), "[]"), func(t *testing.T) {
 			_ = os.Remove(filepath.Join(b.ws, "running"))
 			cmd := b.shell("echo x >>/var/tmp/lost; touch running; exec sleep 1000")
-			stderr, err := cmd.StderrPipe()
-			if err != nil {
-				t.Fatal(err)
-			}
+			var said bytes.Buffer
+			cmd.Stderr = &said
 			p := b.start(cmd)
-			said := make(chan string, 1)
-			go func() { text, _ := io.ReadAll(stderr); said <- string(text) }()
 			b.waitFile("running")
 			victim := p.Process.Pid
 			if title != "lazaret enter" {
@@ -72,7 +68,7 @@ func TestFaultKill(t *testing.T) {
 			}
 			r := p.wait(patience)
 			if title != "lazaret enter" {
-				text := <-said
+				text := said.String()
 				if r.status != 125 || !strings.Contains(text, "lazaret: error:") || !strings.Contains(text, "lazaret: hint:") {
 					t.Errorf("want an error and advice: %v\n%s", r, text)
 				}
@@ -201,9 +197,9 @@ func TestBootFailureShowsCause(t *testing.T) {
 		programs map[string]string
 		want     []string
 	}{
-		"workspace is gone":  {map[string]string{"lazaret-runsc": fmt.Sprintf(edit, `s#/stage/workspace"#/stage/absent"#`, binDir)}, []string{"create", "absent", "no such file"}},
-		"root is gone":       {map[string]string{"lazaret-runsc": fmt.Sprintf(edit, `s#/stage/base"#/stage/missing"#`, binDir)}, []string{"create", "missing", "no such file"}},
-		"init is no program": {map[string]string{"lazaret-init": "no program\n"}, []string{"start", "exec"}},
+		"mount point in a file": {map[string]string{"lazaret-runsc": fmt.Sprintf(edit, `s#"/dev/shm"#"/proc/version/shm"#`, binDir)}, []string{"start", "/proc/version/shm"}},
+		"root is gone":          {map[string]string{"lazaret-runsc": fmt.Sprintf(edit, `s#/stage/base"#/stage/missing"#`, binDir)}, []string{"create", "missing", "no such file"}},
+		"init is no program":    {map[string]string{"lazaret-init": "no program\n"}, []string{"start", "exec"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := newBox(t)

@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 	"go.podman.io/storage/pkg/reexec"
 
+	"lazaret.dev/lazaret/escalation"
 	"lazaret.dev/lazaret/nsenter"
 	"lazaret.dev/lazaret/routes"
 	"lazaret.dev/lazaret/supervisor"
@@ -29,6 +30,7 @@ func main() {
 		"probe":       supervisor.ProbeMain,
 		"storage":     supervisor.StorageMain,
 	}, map[string]func() int{
+		"runner":  escalation.RunnerMain,
 		"sidecar": routes.SidecarMain,
 		"uplink":  routes.UplinkMain,
 	})
@@ -48,7 +50,8 @@ func run(args []string, in, out, errOut *os.File) int {
 	root.SetOut(out)
 	root.SetErr(errOut)
 	root.AddCommand(enterCommand(&status, in, out, errOut), doctorCommand(&status, out), networkCommand(&status, out),
-		imageCommand(out, errOut), anchorCommand(in, out, errOut), gcCommand(&status, out))
+		workspaceCommand(in, out, errOut), imageCommand(out, errOut), anchorCommand(in, out, errOut), gcCommand(&status, out),
+		requestsCommand(in, out), rulesCommand(&status, out))
 	if err := root.Execute(); err != nil {
 		printError(errOut, err)
 		if status == 0 {
@@ -88,7 +91,8 @@ The exit status is that of the command, 128+n if signal n ended it, or 125 if La
 			opt.Argv = args[n:]
 			opt.FailAt = os.Getenv("LAZARET_FAIL_AT")
 			warn := func(format string, args ...any) { fmt.Fprintf(errOut, "lazaret: warning: "+format+"\n", args...) }
-			*status, err = supervisor.Enter(context.Background(), opt, supervisor.Terminal{In: in, Out: out, Err: errOut, Warn: warn})
+			note := func(format string, args ...any) { fmt.Fprintf(errOut, "lazaret: "+format+"\n", args...) }
+			*status, err = supervisor.Enter(context.Background(), opt, supervisor.Terminal{In: in, Out: out, Err: errOut, Warn: warn, Note: note})
 			return err
 		},
 	}

@@ -54,7 +54,7 @@ func (e *ingress) DeliverNetworkPacket(protocol tcpip.NetworkProtocolNumber, pkt
 			e.dgrams.enqueue(p, pkt, off+udpLen, n-udpLen)
 		}
 	case header.ICMPv4ProtocolNumber, header.ICMPv6ProtocolNumber:
-		if isEchoRequest(proto, h) {
+		if (proto == header.ICMPv4ProtocolNumber) == dst.Is4() && isEchoRequest(proto, h) {
 			p = endpointPair{proto, binary.BigEndian.Uint16(h[4:]), netip.AddrPortFrom(dst, 0)}
 			e.dgrams.enqueue(p, pkt, off, -1)
 		}

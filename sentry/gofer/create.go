@@ -9,6 +9,7 @@ import (
 	"gvisor.dev/gvisor/pkg/abi/linux"
 	"gvisor.dev/gvisor/pkg/lisafs"
 
+	"lazaret.dev/lazaret/sentry"
 	"lazaret.dev/lazaret/sentry/route"
 )
 
@@ -23,7 +24,7 @@ type home struct {
 // homeOf decides where name would be made as a file or directory. The rule files are asked now, not from memory.
 func (d *dir) homeOf(name string, directory bool) home {
 	private := home{kind: route.P, zone: route.Private, private: true}
-	if name == markSkeleton || name == markTree {
+	if name == sentry.MarkSkeleton || name == sentry.MarkTree {
 		return home{kind: route.No}
 	}
 	z := d.Zone()
@@ -60,7 +61,7 @@ func (d *dir) homeOf(name string, directory bool) home {
 		case d.twinHas(name):
 			return private
 		case directory && h&hideDir != 0 || !directory && h&hideFile != 0:
-			if h&frozenOnly != 0 && host == route.None {
+			if h&newlyTracked != 0 && host == route.None {
 				return home{kind: route.W, zone: route.Work, admit: true}
 			}
 			return private
@@ -81,7 +82,18 @@ func repoHome(z route.Zone, name string, host route.Host) home {
 func (d *dir) twinHas(name string) bool {
 	p := d.twin()
 	var st unix.Statx_t
-	return p >= 0 && statAt(p, name, &st) == nil && !(isDir(&st) && marked(p, name, markSkeleton))
+	return p >= 0 && statAt(p, name, &st) == nil && !(isDir(&st) && marked(p, name, sentry.MarkSkeleton))
+}
+
+// exclusively makes asking and making one step for the names that could complete a repository. lisafs holds the directory
+// for writing already; this holds where the host's renames have given one directory two nodes.
+func (t *tree) exclusively(name string) (done func()) {
+	switch name {
+	case "HEAD", "objects", "refs", "commondir", ".git":
+		t.guard.Lock()
+		return t.guard.Unlock
+	}
+	return func() {}
 }
 
 // place decides where name is made, and refuses what may not be. lisafs holds the directory for writing, so nothing else
@@ -160,7 +172,7 @@ func (d *dir) becomePrivateTree() error {
 	if err != nil {
 		return err
 	}
-	if err := d.t.mark(p, markTree); err != nil {
+	if err := d.t.mark(p, sentry.MarkTree); err != nil {
 		return err
 	}
 	d.zone.Store(uint32(route.Private))
@@ -238,6 +250,7 @@ func (n *node) OpenCreate(mode linux.FileMode, _ lisafs.UID, _ lisafs.GID, name 
 		return nil, lisafs.Statx{}, nil, -1, err
 	}
 	d := n.self
+	defer n.t.exclusively(name)()
 	at, h, err := d.place(name, route.CreateFile)
 	if err != nil {
 		return fail(err)
@@ -271,6 +284,7 @@ func (n *node) OpenCreate(mode linux.FileMode, _ lisafs.UID, _ lisafs.GID, name 
 
 // Mkdir implements lisafs.ControlFDImpl.Mkdir.
 func (n *node) Mkdir(mode linux.FileMode, _ lisafs.UID, _ lisafs.GID, name string) (*lisafs.ControlFD, lisafs.Statx, error) {
+	defer n.t.exclusively(name)()
 	at, h, err := n.self.place(name, route.Mkdir)
 	if err != nil {
 		return nil, lisafs.Statx{}, err
@@ -301,6 +315,7 @@ func (n *node) Mknod(mode linux.FileMode, _ lisafs.UID, _ lisafs.GID, name strin
 	if mode.FileType() != linux.S_IFREG {
 		return nil, lisafs.Statx{}, unix.EPERM
 	}
+	defer n.t.exclusively(name)()
 	at, h, err := n.self.place(name, route.CreateFile)
 	if err != nil {
 		return nil, lisafs.Statx{}, err
@@ -313,6 +328,7 @@ func (n *node) Mknod(mode linux.FileMode, _ lisafs.UID, _ lisafs.GID, name strin
 
 // Symlink implements lisafs.ControlFDImpl.Symlink.
 func (n *node) Symlink(name, target string, _ lisafs.UID, _ lisafs.GID) (*lisafs.ControlFD, lisafs.Statx, error) {
+	defer n.t.exclusively(name)()
 	at, h, err := n.self.place(name, route.Symlink)
 	if err != nil {
 		return nil, lisafs.Statx{}, err
@@ -336,6 +352,7 @@ func (n *node) Link(dst lisafs.ControlFDImpl, name string) (*lisafs.ControlFD, l
 	if err := kind.Check(route.LinkFrom); err != nil {
 		return nil, lisafs.Statx{}, err
 	}
+	defer n.t.exclusively(name)()
 	at, h, err := to.self.place(name, route.LinkTo)
 	if err != nil {
 		return nil, lisafs.Statx{}, err

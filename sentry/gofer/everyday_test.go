@@ -32,7 +32,7 @@ var everyday = []struct{ name, script string }{
 	{"tag", `git tag v1 && git tag -a v2 -m v2 && git tag -d v1`},
 	{"log and diff", `git log --stat -3 >/dev/null && git diff HEAD~1 >/dev/null && git blame README.md >/dev/null && git grep -q hello`},
 	{"reset", `git reset -q --soft HEAD~1 && git reset -q --hard ORIG_HEAD`},
-	{"bisect", `git bisect start -q HEAD HEAD~3 && git bisect run true >/dev/null && git bisect reset -q`},
+	{"bisect", `git bisect start HEAD HEAD~3 >/dev/null && git bisect run true >/dev/null && git bisect reset 2>/dev/null`},
 	{"gc", `git gc -q && git fsck --no-dangling`},
 	{"repack", `git repack -adq && git prune && git pack-refs --all`},
 	{"config", `git config lazaret.test yes && test "$(git config lazaret.test)" = yes`},
@@ -161,7 +161,7 @@ func fingerprint(t testing.TB, ws string) map[string]string {
 			}
 		default: // links and special files anywhere
 			target, _ := os.Readlink(p)
-			if in := "/" + rel + "/"; strings.Contains(in, "/.git/") || filepath.IsAbs(target) || strings.HasPrefix(target, "..") || e.Type()&os.ModeSymlink == 0 {
+			if in := "/" + rel + "/"; guarded(rel) || strings.Contains(in, "/.git/") || filepath.IsAbs(target) || strings.HasPrefix(target, "..") || e.Type()&os.ModeSymlink == 0 {
 				f[rel] = kind + " " + target
 			}
 		}
@@ -186,12 +186,19 @@ func guarded(rel string) bool {
 	in := "/" + rel + "/"
 	if i := strings.LastIndex(in, "/.git/"); i >= 0 {
 		rest := in[i+len("/.git/"):]
+		for strings.HasPrefix(rest, "modules/") || strings.HasPrefix(rest, "worktrees/") {
+			parts := strings.SplitN(rest, "/", 3) // the admin directory, and then its own top
+			if len(parts) < 3 || parts[2] == "" {
+				return true
+			}
+			rest = parts[2]
+		}
 		for _, n := range []string{"config/", "config.worktree/", "hooks/", "info/", "commondir/", "gitdir/", "branches/", "remotes/", "objects/info/alternates/", "shallow/", "rebase-merge/", "rebase-apply/", "sequencer/", "rr-cache/"} {
-			if strings.Contains("/"+rest, "/"+n) && !strings.Contains(rest, "objects/info/packs") {
+			if strings.HasPrefix(rest, n) {
 				return true
 			}
 		}
-		return rest == "" || strings.HasPrefix(rest, "modules/") && strings.Count(rest, "/") == 2
+		return rest == ""
 	}
 	for _, n := range []string{"/.vscode/", "/.envrc/", "/.env/", "/node_modules/", "/.idea/", "/.mcp.json/", "/.claude/", "/.husky/"} {
 		if strings.Contains(in, n) {

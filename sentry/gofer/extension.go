@@ -11,7 +11,7 @@
 //   - Asking whether a name may be made and making it are one step: lisafs holds the directory exclusively for creations
 //     and the whole tree for renames, and every lookup in a directory is made under its lock.
 //   - Descriptors and memory are bounded by what the client holds, which RLIMIT_NOFILE and gVisor's dentry cache bound,
-//     plus [maxCachedDirs] directories and a fixed number of verdicts for each.
+//     plus [maxCachedDirs] directories, a fixed number of verdicts and a budget for rule files.
 //
 // # Where its orders come from
 //
@@ -273,7 +273,7 @@ func newTree(ws *sentry.Workspace, host, private, self, euid int, snapshot *sent
 	if err != nil {
 		return nil, err
 	}
-	frozen, err := newFrozen(snapshot)
+	view, err := snapshot.View()
 	if err != nil {
 		return nil, err
 	}
@@ -281,13 +281,13 @@ func newTree(ws *sentry.Workspace, host, private, self, euid int, snapshot *sent
 	if err := statAt(host, "", &st); err != nil {
 		return nil, err
 	}
-	t := &tree{ws: ws, held: held, self: self, owner: st.Uid, group: st.Gid, snapshot: frozen}
+	t := &tree{ws: ws, held: held, self: self, owner: st.Uid, group: st.Gid, snapshot: view, verdicts: newVerdictCache()}
 	t.chown = euid != int(st.Uid)
-	twin, err := t.ownDir(private, "tree")
+	twin, err := t.ownDir(private, sentry.TreeDir)
 	if err != nil {
 		return nil, fmt.Errorf("open private tree: %w", err)
 	}
-	if t.meta, err = t.ownDir(private, "tmp"); err != nil {
+	if t.meta, err = t.ownDir(private, sentry.TempDir); err != nil {
 		return nil, fmt.Errorf("open private store: %w", err)
 	}
 	names, _, err := readNames(t.meta, maxSeedEntries)

@@ -10,7 +10,7 @@ import (
 )
 
 // parseIndex reads the index b of the repository directory gitdir.
-func parseIndex(b []byte, gitdir int) (tracked, error) {
+func parseIndex(b []byte, gitdir int) (*gitindex.Set, error) {
 	o := gitindex.Options{Shared: func(name string) ([]byte, error) {
 		b, _, err := readFile(gitdir, name, maxIndexFile)
 		return b, err
@@ -20,10 +20,7 @@ func parseIndex(b []byte, gitdir int) (tracked, error) {
 		o.Hash = gitindex.SHA256
 		set, err = gitindex.Parse(b, o)
 	}
-	if err != nil {
-		return nil, err
-	}
-	return set, nil
+	return set, err
 }
 
 // openGitfile opens the repository directory that the host's `.git` file of d names, if it lies in the workspace. The

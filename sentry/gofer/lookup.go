@@ -3,14 +3,8 @@ package gofer
 import (
 	"golang.org/x/sys/unix"
 
+	"lazaret.dev/lazaret/sentry"
 	"lazaret.dev/lazaret/sentry/route"
-)
-
-// The private twin marks its directories with FIFOs, which the sandbox cannot make there: they are refused by this
-// server, and a FIFO of the twin is never shown.
-const (
-	markSkeleton = ".lazaret-skeleton" // the directory exists in P only to hold something deeper; the host's shows through
-	markTree     = ".lazaret-tree"     // everything in the host's (empty) directory of this place is private
 )
 
 // entry is what a name leads to.
@@ -25,7 +19,7 @@ type entry struct {
 // lookup routes name in d, and finds what is there. ENOENT leaves e.kind, e.zone and e.private telling where the name
 // would be created. It does not allocate once the rules are cached.
 func (d *dir) lookup(name string, e *entry) error {
-	if name == markSkeleton || name == markTree {
+	if name == sentry.MarkSkeleton || name == sentry.MarkTree {
 		*e = entry{kind: route.No}
 		return unix.ENOENT
 	}
@@ -167,7 +161,7 @@ func (d *dir) inWork(name string, e *entry) error {
 		case isFIFO(&e.st): // removed inside
 			e.kind, e.zone, e.private = route.P, route.Private, true
 			return unix.ENOENT
-		case isDir(&e.st) && marked(p, name, markSkeleton):
+		case isDir(&e.st) && marked(p, name, sentry.MarkSkeleton):
 			skeleton = true
 		default: // private wins while it exists
 			e.kind, e.zone, e.private = route.P, route.Private, true
@@ -228,7 +222,7 @@ func (d *dir) privateTree(name string) bool {
 	}
 	defer unix.Close(fd)
 	var st unix.Statx_t
-	if statAt(fd, markTree, &st) != nil {
+	if statAt(fd, sentry.MarkTree, &st) != nil {
 		return false
 	}
 	h, err := openPath(d.host, name, unix.O_DIRECTORY)
@@ -253,7 +247,7 @@ func marked(dirfd int, name, mark string) bool {
 func (d *dir) inHeld(name string, e *entry) error {
 	err := d.inTwin(name, route.Hold, route.Private, e)
 	if d.twin() >= 0 && err == nil {
-		if isDir(&e.st) && marked(d.twin(), name, markSkeleton) {
+		if isDir(&e.st) && marked(d.twin(), name, sentry.MarkSkeleton) {
 			if d.hostHas(name) == route.Dir {
 				return d.onHost(name, route.Hold, route.HeldTree, e)
 			}

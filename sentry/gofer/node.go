@@ -291,13 +291,16 @@ func hostOnly(k route.Kind) route.Kind {
 	return k
 }
 
-// mayWrite checks op on the node, and copies a held file first.
+// mayChange checks op on the node, and copies a held file first.
 func (n *node) mayChange(op route.Op) error {
 	kind, private := n.verdict()
 	if err := kind.Check(op); err != nil {
 		return err
 	}
-	if kind == route.Hold && !private && n.self == nil {
+	if kind == route.Hold && !private {
+		if n.self != nil {
+			return unix.EPERM // a held directory's own attributes have no copy
+		}
 		return n.copyUp()
 	}
 	if op == route.OpenWrite && kind == route.G && n.parent.Zone().OnceWritten() && !route.MayRewrite(n.name) {

@@ -363,5 +363,5 @@ func (t *tree) sameBelow(at int, name string, was, will *rules, as string, left 
 
 // below is what r would be for its directory name, for asking only.
 func (r *rules) below(name string, own *ignore.Patterns) *rules {
-	return &rules{t: r.t, path: path.Join(r.path, name), live: r.live.Child(name, own), ice: r.ice.child(name), index: r.index}
+	return &rules{t: r.t, path: path.Join(r.path, name), live: r.live.Child(name, own), ice: r.ice.Child(name), index: r.index}
 }

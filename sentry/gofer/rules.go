@@ -1,12 +1,15 @@
 package gofer
 
 import (
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
 
+	"lazaret.dev/lazaret/sentry"
+	"lazaret.dev/lazaret/sentry/gitindex"
 	"lazaret.dev/lazaret/sentry/ignore"
 	"lazaret.dev/lazaret/sentry/route"
 )
@@ -17,33 +20,36 @@ const (
 
 	maxRuleFile  = 1 << 20 // bytes; a larger file hides everything below it (package ignore fails closed)
 	maxIndexFile = 256 << 20
-	maxVerdicts  = 4096 // cached names of one directory
+	maxRuleBytes = 64 << 20 // of all rule files in use; beyond, a directory's own file hides everything
+	maxPastBytes = 16 << 10 // of a rule file whose earlier states are remembered
 )
 
 var started = time.Now()
 
 func now() int64 { return int64(time.Since(started)) }
 
-// hide says how the rules hide one name: as a file, and as a directory.
-type hide uint8
+// hide says how the rules hide one name: the snapshot's and the live rules' bits together, and more.
+type hide uint16
 
 const (
-	hideFile   hide = 1 << iota
-	hideDir         // the directory and all below it is private
-	mergeDir        // the directory is ignored but holds tracked files: those are shared, the rest is private
-	liveOnly        // a file hidden by the live rules alone
-	holdFile        // a held name
-	holdDir         // a held name if it is a directory
-	frozenOnly      // hidden by the snapshot alone: the live index tracks it, or the live rules do not ignore it
+	hideFile = hide(sentry.HideFile)
+	hideDir  = hide(sentry.HideDir)
+	mergeDir = hide(sentry.MergeDir) // tracked files in it are shared, the rest is private
+
+	liveOnly     hide = 1 << (iota + 5) // a file hidden by the live rules alone
+	newlyTracked                        // hidden by the snapshot alone, and the live index tracks it
+	holdFile                            // a held name
+	holdDir                             // a held name if it is a directory
 )
 
-// rules is what hides names in one directory, as of one state of its rule files. Immutable but for the cache.
+// rules is what hides names in one directory, as of one state of its rule files. Immutable.
 type rules struct {
 	t        *tree
+	id       uint64 // for the cache of verdicts
 	path     string // of the directory, from the workspace root
 	epoch    int64  // of the tree
 	live     *ignore.Dir
-	ice      *frozenDir // the consented snapshot's view
+	ice      *sentry.ViewDir // the consented snapshot's view
 	repo     *liveRepo
 	parent   *rules
 	own      stamp // of the directory's .gitignore; zero without one
@@ -51,21 +57,12 @@ type rules struct {
 	index    *indexState
 	config   repoStamps          // of a repository root
 	changed  unix.StatxTimestamp // ctime of the youngest rule file on the way
-
-	mu       sync.RWMutex
-	verdicts map[string]hide
-	previous *rules // the state before the last change, for copy-up; its own previous is nil
+	past     []past              // the states before, youngest first, for keepForAgent; immutable
 }
 
 type repoStamps struct {
 	dotGit, exclude stamp
 	kind            route.Host
-}
-
-// tracked is the index as the rules need it.
-type tracked interface {
-	Tracked(path string) bool
-	HasTrackedBelow(dir string) bool
 }
 
 // liveRepo is a repository whose work tree is (part of) the workspace.
@@ -76,7 +73,7 @@ type liveRepo struct {
 
 type indexState struct {
 	stamp stamp
-	set   tracked // nil: nothing known to be tracked
+	set   *gitindex.Set
 }
 
 // current returns the directory's rules. fresh asks every rule file on the way now.
@@ -127,9 +124,9 @@ func (d *dir) refresh(fresh bool) *rules {
 	if old != nil && old.epoch == epoch && old.parent == up && old.own == own && old.index == index && old.config == stamps {
 		return old
 	}
-	r := &rules{t: d.t, path: path, epoch: epoch, parent: up, own: own, index: index, config: stamps, repo: repo, verdicts: make(map[string]hide)}
-	if old != nil {
-		r.previous = &rules{live: old.live, ice: old.ice, index: old.index, verdicts: map[string]hide{}}
+	r := &rules{t: d.t, path: path, epoch: epoch, parent: up, own: own, index: index, config: stamps, repo: repo, id: d.t.lastRules.Add(1)}
+	if old != nil && own.size <= maxPastBytes && old.own.size <= maxPastBytes {
+		r.past = append([]past{{old.live, old.ice, old.index, old.changed}}, old.past[:min(len(old.past), maxPast-1)]...)
 	}
 	if up != nil {
 		r.changed = up.changed
@@ -138,7 +135,7 @@ func (d *dir) refresh(fresh bool) *rules {
 		if old != nil && old.own == own {
 			r.ownRules = old.ownRules
 		} else {
-			r.ownRules = d.parseRules(d.host, ".gitignore")
+			r.ownRules = d.parseOwn(&st)
 		}
 		r.changed = later(r.changed, own.ctime)
 	}
@@ -151,14 +148,14 @@ func (d *dir) refresh(fresh bool) *rules {
 			}
 			unix.Close(g)
 		}
-		r.live = ignore.Root(ignore.Config{Excludes: d.t.snapshot.excludes, Info: info, Own: r.ownRules})
+		r.live = ignore.Root(ignore.Config{Excludes: d.t.snapshot.Excludes(), Info: info, Own: r.ownRules})
 	} else {
 		r.live = up.live.Child(d.name, r.ownRules)
 	}
 	if d.parent == nil {
-		r.ice = d.t.snapshot.rootDir()
+		r.ice = d.t.snapshot.Root()
 	} else {
-		r.ice = up.ice.child(d.name)
+		r.ice = up.ice.Child(d.name)
 	}
 	d.rules.Store(r)
 	return r
@@ -181,6 +178,17 @@ func (d *dir) parseRules(dirfd int, name string) *ignore.Patterns {
 		return nil // Git does not read these either
 	}
 	return ignore.Parse([]byte("*\n"))
+}
+
+// parseOwn reads the directory's own rule file within the budget that all of them share.
+func (d *dir) parseOwn(st *unix.Statx_t) *ignore.Patterns {
+	cost := int64(st.Size)
+	used := d.t.ruleBytes.Add(cost - d.ruleBytes)
+	d.ruleBytes = cost
+	if used > maxRuleBytes {
+		return ignore.Parse([]byte("*\n"))
+	}
+	return d.parseRules(d.host, ".gitignore")
 }
 
 func (d *dir) repoStamps() (s repoStamps) {
@@ -250,19 +258,11 @@ func (d *dir) loadIndex(repo *liveRepo, s repoStamps) *indexState {
 
 // hidden says how name is hidden.
 func (r *rules) hidden(name string) hide {
-	r.mu.RLock()
-	h, ok := r.verdicts[name]
-	r.mu.RUnlock()
-	if ok {
+	if h, ok := r.t.verdicts.get(r.id, name); ok {
 		return h
 	}
-	h = r.decide(name)
-	r.mu.Lock()
-	if len(r.verdicts) >= maxVerdicts {
-		clear(r.verdicts)
-	}
-	r.verdicts[name] = h
-	r.mu.Unlock()
+	h := r.decide(name)
+	r.t.verdicts.put(r.id, strings.Clone(name), h)
 	return h
 }
 
@@ -279,15 +279,12 @@ func (r *rules) decide(name string) hide {
 	if r.t.ws.ShowIgnored {
 		return h
 	}
-	var set tracked
-	if r.index != nil {
-		set = r.index.set
-	}
-	live := decideOne(r.live, set, name)
+	set := r.index.tracked()
+	live := hide(sentry.Decide(r.live, set, name))
 	if name == ".gitignore" {
 		live &^= hideFile // tools hide their own cache, rule file included; it must stay in force inside too
 	}
-	frozen := r.ice.decide(name)
+	frozen := hide(r.ice.Hidden(name))
 	h |= (live | frozen) & (hideFile | hideDir | mergeDir)
 	if h&hideDir != 0 {
 		h &^= mergeDir
@@ -296,40 +293,48 @@ func (r *rules) decide(name string) hide {
 		h |= liveOnly
 	}
 	if frozen&(hideFile|hideDir) != 0 && live&(hideFile|hideDir) == 0 {
-		h |= frozenOnly
-	}
-	return h
-}
-
-// decideOne applies one set of rules; what is tracked is not ignored.
-func decideOne(rules *ignore.Dir, set tracked, name string) (h hide) {
-	file, directory := rules.Match(name, false).Ignored, rules.Match(name, true).Ignored
-	if !file && !directory {
-		return 0
-	}
-	p := joinRel(rules.Path(), name)
-	if file && !(set != nil && set.Tracked(p)) {
-		h |= hideFile
-	}
-	if directory {
-		switch {
-		case set == nil:
-			h |= hideDir
-		case set.Tracked(p): // a submodule
-		case set.HasTrackedBelow(p):
-			h |= mergeDir
-		default:
-			h |= hideDir
+		if p := joinRel(r.live.Path(), name); set.Tracked(p) || set.HasTrackedBelow(p) {
+			h |= newlyTracked
 		}
 	}
 	return h
 }
 
-// hiddenBefore reports whether r hid the file name.
-func (r *rules) hiddenBefore(name string) bool {
-	var set tracked
-	if r.index != nil {
-		set = r.index.set
+var nothing = &gitindex.Set{}
+
+// tracked is what the repository tracks now; nothing if that is not known, which hides what a rule ignores.
+func (i *indexState) tracked() sentry.Tracked {
+	if i == nil {
+		return nothing
 	}
-	return decideOne(r.live, set, name)&hideFile != 0 || r.ice.decide(name)&hideFile != 0
+	return i.set
+}
+
+// maxPast is how many changes of the rules a file may lie back and still be kept for the agent.
+const maxPast = 8
+
+// past is an earlier state of a directory's rules.
+type past struct {
+	live    *ignore.Dir
+	ice     *sentry.ViewDir
+	index   *indexState
+	changed unix.StatxTimestamp
+}
+
+// hid reports whether the state hid the file name.
+func (p *past) hid(name string) bool {
+	return (sentry.Decide(p.live, p.index.tracked(), name)|p.ice.Hidden(name))&sentry.HideFile != 0
+}
+
+// showed reports whether a file called name, last changed at ctime, was visible under an earlier state: one that was
+// replaced after that time. A secret that comes with or after its rule was never visible.
+func (r *rules) showed(name string, ctime unix.StatxTimestamp) bool {
+	replaced := r.changed
+	for i := range r.past {
+		if later(ctime, replaced) != ctime && !r.past[i].hid(name) {
+			return true
+		}
+		replaced = r.past[i].changed
+	}
+	return false
 }

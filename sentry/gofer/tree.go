@@ -18,16 +18,20 @@ const maxCachedDirs = 512
 
 // tree is one served workspace. Lock order: lisafs's locks, then dir.rulesMu from the root downwards, then tree.mu.
 type tree struct {
-	ws       *sentry.Workspace
-	held     *route.Held
-	self     int    // descriptor of /proc/self/fd, to reopen an O_PATH descriptor
-	meta     int    // directory of P that the sandbox never sees: temporary files, snapshot
-	owner    uint32 // uid of the developer as this process sees it
-	group    uint32
-	chown    bool // files made by this process are not the developer's by themselves
-	snapshot *frozen
-	tmp      atomic.Uint64
-	epoch    atomic.Int64 // counts renames of directories: paths below have changed
+	ws        *sentry.Workspace
+	held      *route.Held
+	self      int    // descriptor of /proc/self/fd, to reopen an O_PATH descriptor
+	meta      int    // directory of P that the sandbox never sees: temporary files, snapshot
+	owner     uint32 // uid of the developer as this process sees it
+	group     uint32
+	chown     bool // files made by this process are not the developer's by themselves
+	snapshot  *sentry.View
+	tmp       atomic.Uint64
+	verdicts  *verdictCache
+	lastRules atomic.Uint64
+	ruleBytes atomic.Int64 // of all rule files in use
+	guard     sync.Mutex   // held from asking whether a repository's name may be made until it is
+	epoch     atomic.Int64 // counts renames of directories: paths below have changed
 
 	mu   sync.Mutex // guards refs, kids, parent, name and cache of every dir
 	root *dir
@@ -51,16 +55,16 @@ type dir struct {
 	priv atomic.Int32
 	zone atomic.Uint32
 
-	refs    int
-	parent  *dir // nil for the root; this dir holds a reference on it
-	name    string
-	kids    map[string]*dir // no reference is held on them
-	cached  *list.Element
-	retired []int // private descriptors replaced while someone might use them
+	refs   int
+	parent *dir // nil for the root; this dir holds a reference on it
+	name   string
+	kids   map[string]*dir // no reference is held on them
+	cached *list.Element
 
-	rulesMu sync.Mutex // held while the rules are computed
-	rules   atomic.Pointer[rules]
-	checked atomic.Int64 // when the rule files were last asked about
+	rulesMu   sync.Mutex // held while the rules are computed
+	rules     atomic.Pointer[rules]
+	ruleBytes int64        // of its own rule file; guarded by rulesMu
+	checked   atomic.Int64 // when the rule files were last asked about
 }
 
 func (d *dir) Zone() route.Zone { return route.Zone(d.zone.Load()) }
@@ -157,10 +161,9 @@ func (d *dir) closeFDs() {
 	if fd := d.priv.Swap(-1); fd >= 0 {
 		unix.Close(int(fd))
 	}
-	for _, fd := range d.retired {
-		unix.Close(fd)
+	if d.t != nil {
+		d.t.ruleBytes.Add(-d.ruleBytes)
 	}
-	d.retired = nil
 }
 
 // forget makes the next lookup of name in p build a new dir: its sides have changed.

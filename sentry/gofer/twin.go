@@ -5,6 +5,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"lazaret.dev/lazaret/sentry"
 	"lazaret.dev/lazaret/sentry/route"
 )
 
@@ -32,7 +33,7 @@ func (d *dir) ensureTwin() (int, error) {
 	fd, err := openPath(t.meta, tmp, unix.O_DIRECTORY)
 	if err == nil {
 		if err = t.own(fd, ""); err == nil {
-			err = t.mark(fd, markSkeleton)
+			err = t.mark(fd, sentry.MarkSkeleton)
 		}
 	}
 	if err == nil {
@@ -45,7 +46,7 @@ func (d *dir) ensureTwin() (int, error) {
 	}
 	if err != nil {
 		if fd >= 0 {
-			unix.Unlinkat(fd, markSkeleton, 0)
+			unix.Unlinkat(fd, sentry.MarkSkeleton, 0)
 			unix.Close(fd)
 		}
 		unix.Unlinkat(t.meta, tmp, unix.AT_REMOVEDIR)
@@ -105,7 +106,7 @@ func (t *tree) purge(p int, name string, depth int, dry bool) error {
 	for i, n := range names {
 		switch {
 		case types[i] == unix.DT_FIFO:
-		case types[i] == unix.DT_DIR && marked(fd, n, markSkeleton):
+		case types[i] == unix.DT_DIR && marked(fd, n, sentry.MarkSkeleton):
 			if err := t.purge(fd, n, depth+1, dry); err != nil {
 				return err
 			}
@@ -119,7 +120,7 @@ func (t *tree) purge(p int, name string, depth int, dry bool) error {
 	// The mark goes last: without it the directory would count as a private one.
 	for _, last := range []bool{false, true} {
 		for i, n := range names {
-			if types[i] == unix.DT_FIFO && (n == markSkeleton) == last {
+			if types[i] == unix.DT_FIFO && (n == sentry.MarkSkeleton) == last {
 				unix.Unlinkat(fd, n, 0)
 			}
 		}
@@ -375,10 +376,9 @@ func (t *tree) removeTree(dirfd int, name string, depth int) {
 }
 
 // keepForAgent copies a file that the sandbox could see until a rule inside the workspace hid it, so that the agent does
-// not lose what it has written. The file must be older than the rule: a secret that arrives later was never visible.
+// not lose what it has written.
 func (d *dir) keepForAgent(name string, r *rules, st *unix.Statx_t) bool {
-	prev := r.previous
-	if prev == nil || prev.live == nil || prev.hiddenBefore(name) || !isRegular(st) || later(st.Ctime, r.changed) == st.Ctime {
+	if !isRegular(st) || !r.showed(name, st.Ctime) {
 		return false
 	}
 	p, err := d.ensureTwin()

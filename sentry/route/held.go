@@ -7,7 +7,8 @@ import (
 )
 
 // DefaultHeld are the integration files that programs on the host act on without being asked. A pattern has one or more
-// components, matches at any depth, takes the wildcards of path.Match, and with a trailing slash matches directories only.
+// components, matches at any depth, takes the wildcards of path.Match, and may end in a slash, which
+// says that a directory is meant and changes nothing: a symbolic link of that name would do on the host as well.
 var DefaultHeld = []string{
 	".envrc", ".direnv/", ".vscode/", "*.code-workspace", ".idea/", ".run/", ".fleet/", ".zed/", ".nova/", ".vim/", ".vimrc",
 	".nvim.lua", ".nvimrc", ".exrc", ".devcontainer/", ".devcontainer.json", ".husky/", ".githooks/", ".pre-commit-config.yaml",
@@ -18,15 +19,14 @@ var DefaultHeld = []string{
 
 // Held is a set of patterns for held names. Its zero value holds nothing.
 type Held struct {
-	exact map[string]bool // single component without wildcard: whether directories only
+	exact map[string]bool // single component without wildcard
 	globs []heldGlob
 	paths map[string]bool // exact paths from the workspace root
 }
 
 type heldGlob struct {
-	parent  string // components before the last, "" for none
-	last    string
-	dirOnly bool
+	parent string // components before the last, "" for none
+	last   string
 }
 
 // NewHeld compiles patterns, and paths that are held exactly (the derived set: files that the host's Git configuration
@@ -34,7 +34,7 @@ type heldGlob struct {
 func NewHeld(patterns, paths []string) (*Held, error) {
 	h := &Held{exact: make(map[string]bool), paths: make(map[string]bool)}
 	for _, p := range patterns {
-		trimmed, dirOnly := strings.CutSuffix(p, "/")
+		trimmed := strings.TrimSuffix(p, "/")
 		if trimmed == "" || strings.HasPrefix(trimmed, "/") || path.Clean(trimmed) != trimmed || strings.HasPrefix(trimmed, "..") {
 			return nil, fmt.Errorf("held pattern %q: want a relative name or path", p)
 		}
@@ -43,10 +43,10 @@ func NewHeld(patterns, paths []string) (*Held, error) {
 		}
 		dir, last := path.Split(trimmed)
 		if dir == "" && !strings.ContainsAny(last, `*?[\`) {
-			h.exact[last] = dirOnly
+			h.exact[last] = true
 			continue
 		}
-		h.globs = append(h.globs, heldGlob{parent: strings.TrimSuffix(dir, "/"), last: last, dirOnly: dirOnly})
+		h.globs = append(h.globs, heldGlob{parent: strings.TrimSuffix(dir, "/"), last: last})
 	}
 	for _, p := range paths {
 		if p == "" || path.Clean(p) != p || path.IsAbs(p) || p == ".." || strings.HasPrefix(p, "../") {
@@ -60,13 +60,13 @@ func NewHeld(patterns, paths []string) (*Held, error) {
 // Match reports whether name in directory dir (relative to the workspace root, "" for the root itself) is held as a
 // file and as a directory.
 func (h *Held) Match(dir, name string) (file, isDir bool) {
-	if dirOnly, ok := h.exact[name]; ok {
-		return !dirOnly, true
+	if h.exact[name] {
+		return true, true
 	}
 	for i := range h.globs {
 		g := &h.globs[i]
 		if ok, _ := path.Match(g.last, name); ok && (g.parent == "" || tailMatches(g.parent, dir)) {
-			return !g.dirOnly, true
+			return true, true
 		}
 	}
 	if len(h.paths) != 0 && h.paths[join(dir, name)] {
@@ -86,6 +86,9 @@ func (h *Held) Below(rel string) bool {
 }
 
 func tailMatches(pattern, dir string) bool {
+	if dir == "" {
+		return false
+	}
 	n := strings.Count(pattern, "/") + 1
 	i := len(dir)
 	for ; n > 0; n-- {
