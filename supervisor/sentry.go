@@ -155,6 +155,8 @@ func setupWorkspace(p Plan) (*workspaceSetup, error) {
 		}
 		if !served.GitDir {
 			w.HeldPaths = heldPaths(p, effective)
+			w.Repository, w.Common = stagedPath(p, gitdir), stagedPath(p, common)
+			w.Excludes, w.Info = excludes, linkedExclude(common)
 		}
 		s.plan.Workspaces = append(s.plan.Workspaces, w)
 	}
