@@ -53,6 +53,10 @@ func Enter(ctx context.Context, opt EnterOptions, t Terminal) (int, error) {
 		switch {
 		case errors.Is(err, errNoAnswer) && !joined:
 			return 0, cutOff() // the one that we started has failed: another would too
+		case changedIn(err) != nil && canAsk(t):
+			if err := askAboutBase(&plan, *changedIn(err), t); err != nil {
+				return 0, err
+			}
 		case errors.Is(err, errNoAnswer), errors.Is(err, errBusy):
 			// It was just ending, or another client's was first.
 		default:
@@ -103,14 +107,22 @@ func MakePlan(opt EnterOptions) (Plan, error) {
 		return Plan{}, hint(err, "build it with: make; or install both with: make install")
 	}
 	shell := overlay.HasShell("/bin/bash", "/bin/sh")
-	if shell == "" {
+	if shell == "" && profile.Image == hostImage {
 		return Plan{}, refusal("find a shell: the host has neither /bin/bash nor /bin/sh in /usr", "install bash")
 	}
 	proxy, err := profile.Network.proxyOf(os.Getenv)
 	if err != nil {
 		return Plan{}, err
 	}
+	if err := profile.checkImage(ids); err != nil {
+		return Plan{}, err
+	}
+	volumes, err := findVolumes(profile, dirs, trees)
+	if err != nil {
+		return Plan{}, err
+	}
 	return Plan{
+		Volumes: volumes, OnChange: map[string]string{}, UID: uint32(os.Getuid()), GID: uint32(os.Getgid()),
 		Network: networkPlan{Places: profile.Network.Places, Proxy: proxy},
 		Version: nsenter.Version, DomainID: DomainID(profile.Name, ws.Path), Profile: profile, Workspace: ws, Dirs: dirs,
 		IDs: ids, Runsc: runsc, Init: init, Escalate: escalate, Escalation: escalationPlan{Env: profile.Escalation.environ()}, Shell: shell, Served: trees, FailAt: opt.FailAt,
@@ -249,6 +261,9 @@ func runClient(conn *nsenter.Conn, plan Plan, opt EnterOptions, t Terminal) (int
 				s.restore()
 				if ev.Diagnose {
 					diagnose(t.Warn)
+				}
+				if ev.Changed != nil {
+					return 0, &changedBase{*ev.Changed, ev.Failed}
 				}
 				return 0, ev.Failed
 			case ev.Prompt != nil:

@@ -57,7 +57,7 @@ func (d *domain) composeInside() error {
 	if err := overlay.BindReadOnly(d.path("inside"), d.path("shown")); err != nil {
 		return err
 	}
-	scripts := filepath.Join(d.path("base"), "etc/profile.d")
+	scripts := filepath.Join(d.base.dir, "etc/profile.d")
 	if err := os.MkdirAll(scripts, 0o755); err != nil {
 		return err
 	}

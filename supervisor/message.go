@@ -17,10 +17,13 @@ type Plan struct {
 	Served      []served // what the workspace server shows; the workspace is the first
 	Dirs        Dirs
 	IDs         nsenter.IDMap
+	UID, GID    uint32 // the developer's
 	Runsc, Init string // host paths of our programs
 	Escalate    string // the same: the Escalation Client
 	Shell       string // the agent's, inside
 	Network     networkPlan
+	Volumes     []pinnedVolume
+	OnChange    map[string]string // by persistent path: what the developer chose for one of another base
 	Escalation  escalationPlan
 	// FailAt names a step of the start that fails, for tests of the undo.
 	FailAt string
@@ -66,6 +69,8 @@ type event struct {
 	Network  *networkState // the answer to a networkCall
 	Requests bool          // the answer to a requestsCall; a list comes as a payload
 	Prompt   *promptEvent
+
+	Changed *ChangedAnchor // with Failed: the start waits for a choice
 }
 
 // entered tells that the session runs; for a terminal, the master side of its PTY comes with it.
@@ -76,6 +81,7 @@ type domainRequest struct {
 	Exec    *execRequest // three descriptors come with it
 	Signal  *execSignal
 	Network *networkReplace
+	Release bool // give up the image; the Domain ends
 }
 
 type execRequest struct {
@@ -99,6 +105,11 @@ type domainEvent struct {
 	Network *networkReady
 	Exit    *execExit
 	Gone    string // the sandbox ended, and why
+	// Base comes with Ready.
+	Base     *baseReport
+	Changed  *ChangedAnchor // with Failed
+	Notice   string         // a line for the developer
+	Released bool           // the answer to Release
 }
 
 type execExit struct {

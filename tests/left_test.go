@@ -84,6 +84,7 @@ func find(text string) (out []process) {
 const (
 	coordinator = "lazaret [coordinator]"
 	domain      = "lazaret [domain]"
+	uplink      = "lazaret [uplink]"
 	sandbox     = "runsc-sandbox"
 	gofer       = "runsc-gofer"
 )
@@ -168,7 +169,8 @@ func (b *box) wantNothingLeft() {
 
 func (b *box) showLogs() {
 	logs, _ := filepath.Glob(filepath.Join(b.storage(), "domains/*/domain.log"))
-	for _, l := range logs {
+	journals, _ := filepath.Glob(filepath.Join(b.storage(), "domains/*/journal.jsonl"))
+	for _, l := range append(logs, journals...) {
 		if text, _ := os.ReadFile(l); len(text) > 0 {
 			b.t.Logf("%s:\n%s", l, clip(string(text)))
 		}

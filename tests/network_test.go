@@ -34,7 +34,10 @@ func TestNetwork(t *testing.T) {
 	t.Run("SR6Reload", l.testReload)
 	t.Run("SR6HelperDies", l.testHelperDies)
 	t.Run("SR6HostChanges", l.testHostChanges)
+	t.Run("SR6NoPolicyFits", l.testNoPolicyFits)
+	t.Run("SR6HungHelper", l.testHungHelper)
 	t.Run("HostTables", l.testHostTables)
+	t.Run("Proxy", l.testProxy)
 }
 
 // forbidden lists where packets went that the default policy denies. The resolver is asked by the uplink.
@@ -358,6 +361,71 @@ func (l *lab) testHostChanges(t *testing.T) {
 		t.Error(s)
 	}
 	release()
+}
+
+// testNoPolicyFits gives the host more addresses than a policy can name: nothing may pass until it has fewer.
+func (l *lab) testNoPolicyFits(t *testing.T) {
+	b := l.box(t, "")
+	_, release := b.hold()
+	h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
+	must(t, err)
+	defer h.Close()
+	lo, err := h.LinkByName("lo")
+	must(t, err)
+	addrs := make([]*netlink.Addr, 2100)
+	for i := range addrs {
+		addrs[i], err = netlink.ParseAddr(fmt.Sprintf("10.200.%d.%d/32", i/250, i%250+1))
+		must(t, err, h.AddrAdd(lo, addrs[i]))
+	}
+	eventually(t, 10*time.Second, "no uplink", func() bool { return len(find(uplinkTitle)) == 0 })
+	time.Sleep(500 * time.Millisecond)
+	target := fmt.Sprintf("tcp:%s:%d", internet, echoPort)
+	if s := l.probe(b, target)[target]; s == "ok" || len(find(uplinkTitle)) != 0 {
+		t.Errorf("SR-6: open without a policy: %s", s)
+	}
+	for _, a := range addrs {
+		must(t, h.AddrDel(lo, a))
+	}
+	eventually(t, 30*time.Second, "open again", func() bool { return l.probe(b, target)[target] == "ok" })
+	release()
+}
+
+// testHungHelper stops the sidecar, so that a change cannot be made: both helpers are replaced under the new policy.
+func (l *lab) testHungHelper(t *testing.T) {
+	b := l.box(t, "")
+	_, release := b.hold()
+	side, up := b.theOne(sidecarTitle).pid, b.theOne(uplinkTitle).pid
+	must(t, syscall.Kill(side, syscall.SIGSTOP))
+	b.ok(b.lazaret("network", "deny", internet2+"/32"))
+	eventually(t, 10*time.Second, "both replaced", func() bool {
+		s, u := find(sidecarTitle), find(uplinkTitle)
+		return len(s) == 1 && s[0].pid != side && len(u) == 1 && u[0].pid != up
+	})
+	eventually(t, 30*time.Second, "the network works", func() bool { return l.probe(b, targets(internet)...)[targets(internet)[0]] == "ok" })
+	if s := l.probe(b, targets(internet2)...)[targets(internet2)[0]]; s == "ok" {
+		t.Error("SR-6: the change was lost")
+	}
+	release()
+}
+
+// testProxy sends all TCP through the developer's proxy, named by a variable; the agent cannot reach the proxy itself.
+func (l *lab) testProxy(t *testing.T) {
+	b := l.box(t, `proxy_env = "MY_PROXY"`)
+	b.extra = []string{"MY_PROXY=http://me:secret@proxy.test:3128"}
+	l.visits()
+	at := fmt.Sprintf("tcp:%s:%d", internet, echoPort)
+	said := l.probe(b, at, "tcp:"+proxyAddr, "tcp:10.1.2.3:7")
+	if said[at] != "ok" || said["tcp:"+proxyAddr] == "ok" || said["tcp:10.1.2.3:7"] == "ok" {
+		t.Errorf("%v", said)
+	}
+	v := l.visits()
+	want := fmt.Sprintf("proxy %s:%d Basic bWU6c2VjcmV0", internet, echoPort)
+	if v[want] != 1 || v["tcp "+internet] != 1 || len(v) != 2 {
+		t.Errorf("visits %v", v)
+	}
+	b.extra = []string{"MY_PROXY=http://nowhere.test:3128"}
+	b.refused(b.enter("true"), "find the proxy", "nowhere.test", "lazaret: hint:")
+	b.wantNothingLeft()
 }
 
 // testHostTables uses the host's search domains and hosts file, and a resolver of the profile.
