@@ -11,7 +11,7 @@ PREFIX  ?= /usr/local
 VERSION ?= $(shell git describe --always --dirty --tags 2>/dev/null || echo unknown)
 LDFLAGS := -s -w -X lazaret.dev/lazaret/nsenter.Version=$(VERSION) -X gvisor.dev/gvisor/runsc/version.version=lazaret-$(VERSION)
 GOBUILD := $(GO) build -buildvcs=false -ldflags '$(LDFLAGS)'
-PROGRAMS := lazaret lazaret-runsc lazaret-init
+PROGRAMS := lazaret lazaret-runsc lazaret-init lazaret-escalate
 
 # Where make was called: with -C, make changes directory and PWD keeps the caller's.
 CALLER := $(or $(PWD),$(CURDIR))
@@ -48,6 +48,7 @@ install: all
 	install -D -m 0755 bin/lazaret '$(DESTDIR)$(PREFIX)/bin/lazaret'
 	install -D -m 0755 bin/lazaret-runsc '$(DESTDIR)$(PREFIX)/libexec/lazaret/lazaret-runsc'
 	install -D -m 0755 bin/lazaret-init '$(DESTDIR)$(PREFIX)/libexec/lazaret/lazaret-init'
+	install -D -m 0755 bin/lazaret-escalate '$(DESTDIR)$(PREFIX)/libexec/lazaret/lazaret-escalate'
 
 uninstall:
 	rm -f '$(DESTDIR)$(PREFIX)/bin/lazaret'

@@ -21,6 +21,7 @@ import (
 	"github.com/creack/pty"
 	"golang.org/x/sys/unix"
 
+	"lazaret.dev/lazaret/escalation/client"
 	"lazaret.dev/lazaret/nsenter"
 )
 
@@ -46,6 +47,7 @@ type coordinator struct {
 	domain *nsenter.Process // set before started is closed, nil if the start failed
 	net    *network         // the same
 	base   baseReport       // the same
+	desk   *desk            // the same
 
 	// escalation is the listener on the sidecar's address, where only the Domain's sandbox can connect. Set before started is
 	// closed; it is closed with the network.
@@ -217,6 +219,10 @@ func (c *coordinator) startDomain(u *undo) error {
 	if err != nil {
 		return err
 	}
+	desk, err := newDesk(c, u)
+	if err != nil {
+		return err
+	}
 	log, err := os.OpenFile(filepath.Join(domainRoot(c.plan), "domain.log"), os.O_WRONLY|os.O_CREATE|os.O_TRUNC|unix.O_NOFOLLOW, 0o600)
 	if err != nil {
 		return err
@@ -231,6 +237,7 @@ func (c *coordinator) startDomain(u *undo) error {
 	}
 	u.push(func() { c.releaseBase(); p.End() })
 	u.push(nw.close) // before the domain process: the way out is closed first
+	u.push(desk.close)
 	var files []*os.File
 	if c.plan.IDs.Kind == nsenter.MapRoot {
 		if files, err = usrOfRoot(); err != nil {
@@ -238,7 +245,7 @@ func (c *coordinator) startDomain(u *undo) error {
 		}
 		defer nsenter.CloseAll(files)
 	}
-	if err := p.Control.Send(nw.domainPlan(), files...); err != nil {
+	if err := p.Control.Send(desk.domainPlan(nw.domainPlan()), files...); err != nil {
 		return fmt.Errorf("start domain process: %w", err)
 	}
 	for ready := false; !ready; {
@@ -262,7 +269,10 @@ func (c *coordinator) startDomain(u *undo) error {
 	if err := nw.serve(); err != nil {
 		return err
 	}
-	c.domain, c.net = p, nw
+	if err := desk.open(c.escalation, nw.journal); err != nil {
+		return err
+	}
+	c.domain, c.net, c.desk = p, nw, desk
 	go c.follow()
 	return nil
 }
@@ -407,6 +417,8 @@ func (c *coordinator) serve(conn *nsenter.Conn) {
 		_ = conn.Send(ev)
 	case req.Op == "network" && req.Network != nil:
 		_ = conn.Send(c.serveNetwork(*req.Network))
+	case req.Op == "requests" && req.Requests != nil:
+		c.serveRequests(conn, *req.Requests)
 	default:
 		_ = conn.Send(event{Failed: &Failure{What: fmt.Sprintf("this coordinator has no operation %q", req.Op)}})
 	}
@@ -507,8 +519,13 @@ func (c *coordinator) runSession(conn *nsenter.Conn, s *session, req enterReques
 	if len(argv) == 0 {
 		return event{}, refusal(fmt.Sprintf("start session: the image %s has no shell", c.plan.Profile.Image), "name a program of the image: lazaret enter -- COMMAND")
 	}
-	exec := &execRequest{Session: s.id, Argv: argv, Env: c.environment(s, req), Cwd: req.Cwd, TTY: req.TTY}
-	err := c.domain.Control.Send(domainRequest{Exec: exec}, *files...)
+	keys, err := c.desk.join(s.id, conn, master != nil)
+	if err != nil {
+		return event{}, fmt.Errorf("start session: %w", err)
+	}
+	defer c.desk.leave(s.id)
+	exec := &execRequest{Session: s.id, Argv: argv, Env: c.environment(s, req), Cwd: req.Cwd, TTY: req.TTY, Keys: *keys}
+	err = c.domain.Control.Send(domainRequest{Exec: exec}, *files...)
 	nsenter.CloseAll(*files)
 	*files = nil
 	if err != nil {
@@ -521,7 +538,7 @@ func (c *coordinator) runSession(conn *nsenter.Conn, s *session, req enterReques
 	select {
 	case x := <-s.exit:
 		if c.lastToEnd(s) {
-			if lines := report(c.plan, c.before, time.Now()); len(lines) > 0 {
+			if lines := c.report(time.Now()); len(lines) > 0 {
 				_ = conn.Send(event{Report: lines})
 			}
 		}
@@ -576,17 +593,21 @@ func (c *coordinator) notify(text string) {
 	}
 }
 
-// listen passes the client's signals on until it is gone.
+// listen passes on what the client says until it is gone.
 func (c *coordinator) listen(conn *nsenter.Conn, s *session, left chan<- struct{}) {
 	for {
-		var sig signalRequest
-		files, err := conn.Recv(&sig)
-		nsenter.CloseAll(files)
+		var m clientMessage
+		files, err := conn.Recv(&m)
 		if err != nil {
 			close(left)
 			return
 		}
-		c.signal(s, sig.Signal)
+		if m.Prompt != nil {
+			c.desk.reply(s.id, *m.Prompt, files)
+			continue
+		}
+		nsenter.CloseAll(files)
+		c.signal(s, m.Signal)
 	}
 }
 
@@ -633,9 +654,10 @@ func (c *coordinator) environment(s *session, req enterRequest) []string {
 			env = append(env, kv)
 		}
 	}
-	env = append(env, "PATH="+agentHome+"/.local/bin:"+path, "HOME="+agentHome, "USER="+c.base.User, "LOGNAME="+c.base.User,
+	env = append(env, "PATH="+agentHome+"/.local/bin:"+insideBin+":"+path, "HOME="+agentHome, "USER="+c.base.User, "LOGNAME="+c.base.User,
 		"SHELL="+cmp.Or(c.base.Shell, "/bin/sh"), "PWD="+req.Cwd,
-		"LAZARET_PROFILE="+c.plan.Profile.Name, "LAZARET_DOMAIN="+c.plan.DomainID, "LAZARET_SESSION="+s.id)
+		"LAZARET_PROFILE="+c.plan.Profile.Name, "LAZARET_DOMAIN="+c.plan.DomainID, "LAZARET_SESSION="+s.id,
+		client.SessionEnv+"="+keysInside(s.id))
 	return lastOfEach(append(env, req.Env...))
 }
 

@@ -20,7 +20,6 @@ import (
 const (
 	agentName = "agent"
 	agentHome = "/home/agent"
-	initPath  = "/run/lazaret/init" // inside
 )
 
 // domain is the state of the domain process: pid 1, uid 0 and alone in the Domain's namespaces.
@@ -74,6 +73,7 @@ func (d *domain) steps() []step {
 		{"proc", d.mountProc},
 		{"volumes", d.pinVolumes},
 		{"base", d.openBase},
+		{"escalation", d.composeInside},
 		{"workspace", d.mountServed},
 		{"network", d.makeNetwork},
 		{"files", d.composeFiles},
@@ -200,6 +200,7 @@ func (d *domain) writeBundle() error {
 	for _, m := range d.files.Mounts {
 		s.Mounts = append(s.Mounts, nsenter.Mount{Target: m.Destination, Type: "bind", Source: m.Source, Options: m.Options})
 	}
+	s.Mounts = append(s.Mounts, nsenter.Mount{Target: insideDir, Type: "bind", Source: d.path("shown"), Options: []string{"rbind", "ro", "nosuid", "nodev"}})
 	s.Mounts = append(s.Mounts, servedMounts(d.plan)...)
 	s.Annotations = map[string]string{sentry.RequiredAnnotation: strconv.Itoa(len(d.plan.Served))}
 	d.runtime = nsenter.Runtime{
@@ -312,6 +313,7 @@ func (d *domain) runSession(req execRequest, files []*os.File) (int, error) {
 	delete(d.sessions, req.Session)
 	d.mu.Unlock()
 	os.RemoveAll(d.path("sessions", req.Session))
+	d.takeKeys(req.Session)
 	return status, explainExec(d.plan.Profile.Image, req.Argv, err)
 }
 
@@ -322,6 +324,9 @@ func (d *domain) startSession(req execRequest, files []*os.File) (*nsenter.Runni
 	dir := d.path("sessions", req.Session)
 	if err := os.Mkdir(dir, 0o700); err != nil {
 		return nil, err
+	}
+	if err := d.giveKeys(req.Session, req.Keys); err != nil {
+		return nil, fmt.Errorf("start session: %w", err)
 	}
 	return d.runtime.Exec(nsenter.Exec{
 		Process: nsenter.AgentProcess(d.plan.IDs.Agent, req.Argv, req.Env, req.Cwd, req.TTY),

@@ -100,7 +100,7 @@ func (d *domain) composeFiles() error {
 			return err
 		}
 	}
-	return overlay.BindReadOnly(d.plan.Init, filepath.Join(d.files.Root, initPath))
+	return nil
 }
 
 // input is what the plan says about the file system.
@@ -109,7 +109,7 @@ func (d *domain) input() compose.Input {
 	owner := agentOwner(p)
 	in := compose.Input{
 		Agent:      compose.Agent{UID: int(p.IDs.Agent), GID: int(p.IDs.Agent), Name: agentName, Home: agentHome},
-		Points:     []compose.Point{{Path: initPath, File: true}},
+		Points:     []compose.Point{{Path: insideDir}},
 		DomainRoot: domainRoot(p), Work: d.path("compose"), Scratch: int64(p.Profile.EphemeralSize), ScratchDir: transientDir(p), Now: time.Now(),
 	}
 	if p.Profile.Image != hostImage {

@@ -65,6 +65,8 @@ type Profile struct {
 	Linger Duration `toml:"linger"`
 	// Network is the Domain's egress policy, its resolvers and its proxy.
 	Network Network `toml:"network"`
+	// Escalation is what the sandbox may ask to have run on the host.
+	Escalation Escalation `toml:"escalation"`
 }
 
 // Size is a number of bytes, written like "4g".
@@ -76,6 +78,7 @@ func (s *Size) UnmarshalText(b []byte) error {
 	for i, suffix := range []string{"k", "m", "g", "t"} {
 		if t, ok := strings.CutSuffix(text, suffix); ok {
 			text, shift = t, 10*(i+1)
+			break
 		}
 	}
 	n, err := strconv.ParseUint(text, 10, 64)
@@ -192,6 +195,10 @@ func parseProfile(b []byte, file string, base Profile) (Profile, error) {
 	}
 	p.Network.Places = findPlaces(file, b)
 	if err := p.Network.check(); err != nil {
+		return p, err
+	}
+	p.Escalation.Places = findRulePlaces(file, b)
+	if err := p.Escalation.check(); err != nil {
 		return p, err
 	}
 	if err := p.validate(); err != nil {

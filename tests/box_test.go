@@ -33,7 +33,7 @@ func TestMain(m *testing.M) {
 	}
 	var err error
 	if binDir, err = filepath.Abs(binDir); err == nil {
-		for _, p := range []string{"lazaret", "lazaret-runsc", "lazaret-init"} {
+		for _, p := range []string{"lazaret", "lazaret-runsc", "lazaret-init", "lazaret-escalate"} {
 			if _, serr := os.Stat(filepath.Join(binDir, p)); serr != nil {
 				err = fmt.Errorf("%w; build the programs with: make", serr)
 			}

@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 	"go.podman.io/storage/pkg/reexec"
 
+	"lazaret.dev/lazaret/escalation"
 	"lazaret.dev/lazaret/nsenter"
 	"lazaret.dev/lazaret/routes"
 	"lazaret.dev/lazaret/supervisor"
@@ -29,6 +30,7 @@ func main() {
 		"probe":       supervisor.ProbeMain,
 		"storage":     supervisor.StorageMain,
 	}, map[string]func() int{
+		"runner":  escalation.RunnerMain,
 		"sidecar": routes.SidecarMain,
 		"uplink":  routes.UplinkMain,
 	})
@@ -48,7 +50,8 @@ func run(args []string, in, out, errOut *os.File) int {
 	root.SetOut(out)
 	root.SetErr(errOut)
 	root.AddCommand(enterCommand(&status, in, out, errOut), doctorCommand(&status, out), networkCommand(&status, out),
-		workspaceCommand(in, out, errOut), imageCommand(out, errOut), anchorCommand(in, out, errOut), gcCommand(&status, out))
+		workspaceCommand(in, out, errOut), imageCommand(out, errOut), anchorCommand(in, out, errOut), gcCommand(&status, out),
+		requestsCommand(in, out), rulesCommand(&status, out))
 	if err := root.Execute(); err != nil {
 		printError(errOut, err)
 		if status == 0 {
