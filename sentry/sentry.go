@@ -54,6 +54,14 @@ type Workspace struct {
 	// GitDir is true when H is itself a repository directory (the common directory of a linked worktree).
 	GitDir bool
 
+	// Repository and Common are the directory of the repository whose work tree's root H is, and its common directory, where
+	// they lie outside H; "" otherwise. The server reads the index and rules of a linked worktree there.
+	Repository, Common string
+
+	// Excludes is the content of the developer's core.excludesFile now, and Info that of the root repository's info/exclude
+	// where that is a symbolic link, which the server cannot follow. The snapshot has those last consented to.
+	Excludes, Info []byte
+
 	// ShowIgnored is true when trusted configuration has set isolate_ignored = false (FR-9). Git Sentry stays.
 	ShowIgnored bool
 
@@ -102,6 +110,11 @@ func ParsePlan(b []byte) (*Plan, error) {
 func (w *Workspace) validate() error {
 	for _, dir := range []string{w.Mount, w.Host, w.Private} {
 		if !path.IsAbs(dir) || path.Clean(dir) != dir || dir == "/" {
+			return fmt.Errorf("path %q is not absolute and clean", dir)
+		}
+	}
+	for _, dir := range []string{w.Repository, w.Common} {
+		if dir != "" && (!path.IsAbs(dir) || path.Clean(dir) != dir) {
 			return fmt.Errorf("path %q is not absolute and clean", dir)
 		}
 	}

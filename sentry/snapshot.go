@@ -17,15 +17,18 @@ type Snapshot struct {
 	Version  int
 	Excludes []byte            // content of the developer's core.excludesFile
 	Rules    map[string][]byte // content of each .gitignore, by its directory's path from the workspace root
+	Unknown  []string          // directories whose .gitignore counts and is not in the work tree (sparse checkout): all is hidden
 	Repos    []SnapshotRepo    // the root repository ("") and nested ones
 }
 
 // SnapshotRepo is one repository of a snapshot.
 type SnapshotRepo struct {
-	Root     string   // of its work tree, from the workspace root
-	FoldCase bool     // core.ignoreCase
-	Exclude  []byte   // content of info/exclude
-	Tracked  [][]byte // paths from Root, sorted by bytes; bytes, not text
+	Root     string // of its work tree, from the workspace root
+	FoldCase bool   // core.ignoreCase
+	Exclude  []byte // content of info/exclude
+	// ExcludeUnknown is true when there is an info/exclude that could not be read: all that is not tracked is hidden.
+	ExcludeUnknown bool
+	Tracked        [][]byte // paths from Root, sorted by bytes; bytes, not text
 }
 
 // ParseSnapshot reads a snapshot.

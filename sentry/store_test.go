@@ -117,3 +117,45 @@ func TestPlanIsChecked(t *testing.T) {
 		}
 	}
 }
+
+// TestSR13SnapshotSources takes snapshots of rules that are not plain files in the tree.
+func TestSR13SnapshotSources(t *testing.T) {
+	host, elsewhere := t.TempDir(), t.TempDir()
+	put(t, host+"/.git/config", "[core]\n\tignoreCase = true\n")
+	put(t, host+"/.git/HEAD", "ref: refs/heads/main\n")
+	put(t, host+"/.gitignore", "*.key\n")
+	put(t, elsewhere+"/exclude", "*.pem\n")
+	if err := os.Mkdir(host+"/.git/info", 0o755); err != nil {
+		t.Fatal(err)
+	}
+	link := host + "/.git/info/exclude"
+	if err := os.Symlink(elsewhere+"/exclude", link); err != nil {
+		t.Fatal(err)
+	}
+	hides := func(name string) bool {
+		t.Helper()
+		v, err := snap(t, host).View()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return v.Root().Hidden(name)&HideFile != 0
+	}
+	for name, want := range map[string]bool{"a.key": true, "A.KEY": true, "a.pem": true, "B.pem": true, "x.glob": true, "README": false} {
+		if hides(name) != want {
+			t.Errorf("%s is hidden: %v, want %v", name, !want, want)
+		}
+	}
+	// A link to nothing is no rule file; one that cannot be read may hold any rule.
+	if err := os.Remove(elsewhere + "/exclude"); err != nil {
+		t.Fatal(err)
+	}
+	if hides("a.pem") {
+		t.Error("rules out of nowhere")
+	}
+	if err := os.Mkdir(elsewhere+"/exclude", 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if !hides("README") {
+		t.Error("an info/exclude that cannot be read hides nothing")
+	}
+}

@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"lazaret.dev/lazaret/sentry/gitconfig"
 	"lazaret.dev/lazaret/sentry/gitindex"
 	"lazaret.dev/lazaret/sentry/ignore"
 )
@@ -55,25 +56,42 @@ func (w *snapshotWalk) enter(rel, name string, up *ignore.Dir, set *gitindex.Set
 	}
 	var own *ignore.Patterns
 	b, err := w.read(path.Join(rel, ".gitignore"), maxRuleFile)
+	absent := errors.Is(err, fs.ErrNotExist) || errors.Is(err, errNotRegular)
 	switch {
 	case err == nil:
 		w.s.Rules[rel] = b
 		own = ignore.Parse(b)
-	case !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, errNotRegular):
+	case !absent:
 		return err
 	}
-	dir := up
+	var repo *SnapshotRepo
+	inside := name // from its repository's root
+	if up != nil {
+		inside = path.Join(up.Path(), name)
+	}
 	if st, err := w.root.Lstat(path.Join(rel, ".git")); rel == "" || err == nil && (st.IsDir() || st.Mode().IsRegular()) {
-		r, tracked, err := w.repo(rel)
+		var tracked *gitindex.Set
+		repo, tracked, err = w.repo(rel)
 		if err != nil {
-			if rel == "" || up == nil {
+			if rel == "" {
 				return err
 			}
-			r, tracked = &SnapshotRepo{Root: rel}, nil // hides what a rule ignores: fail closed
+			repo, tracked = &SnapshotRepo{Root: rel}, nil // hides what a rule ignores: fail closed
 		}
-		w.s.Repos = append(w.s.Repos, *r)
-		set = tracked
-		dir = ignore.Root(ignore.Config{FoldCase: r.FoldCase, Excludes: w.excludes, Info: ignore.Parse(r.Exclude), Own: own})
+		w.s.Repos = append(w.s.Repos, *repo)
+		set, inside = tracked, ""
+	}
+	if absent && set != nil && set.RulesElsewhere(inside) {
+		w.s.Unknown = append(w.s.Unknown, rel)
+		own = ignore.Unknown()
+	}
+	dir := up
+	if repo != nil {
+		info := ignore.Parse(repo.Exclude)
+		if repo.ExcludeUnknown {
+			info = ignore.Unknown()
+		}
+		dir = ignore.Root(ignore.Config{FoldCase: repo.FoldCase, Excludes: w.excludes, Info: info, Own: own})
 	} else {
 		dir = up.Child(name, own)
 	}
@@ -131,9 +149,11 @@ func (w *snapshotWalk) repo(rel string) (*SnapshotRepo, *gitindex.Set, error) {
 			common = filepath.Join(gitdir, common)
 		}
 	}
-	if r.Exclude, err = readRegular(filepath.Join(common, "info", "exclude"), maxRuleFile); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return nil, nil, err
+	// Git follows links to this file, and the developer's own tools have made them. A loop of links is no file.
+	if r.Exclude, err = readFollowed(filepath.Join(common, "info", "exclude"), maxRuleFile); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		r.Exclude, r.ExcludeUnknown = nil, true
 	}
+	r.FoldCase = foldsCase(gitdir, common)
 	b, err := readRegular(filepath.Join(gitdir, "index"), gitindex.MaxIndex)
 	if errors.Is(err, fs.ErrNotExist) {
 		return r, nil, nil
@@ -157,6 +177,20 @@ func (w *snapshotWalk) repo(rel string) (*SnapshotRepo, *gitindex.Set, error) {
 	return r, set, nil
 }
 
+// foldsCase reads core.ignoreCase of a repository, which git init sets where the file system has no case. The machine's
+// and the user's files are not asked: the setting describes one file system.
+func foldsCase(gitdir, common string) bool {
+	e := gitconfig.Resolve(gitconfig.Env{GitDir: gitdir, CommonDir: common, ReadFile: func(name string) ([]byte, error) {
+		return readFollowed(name, gitconfig.MaxSource)
+	}})
+	o, ok := e.Last("core.ignorecase")
+	if !ok {
+		return false
+	}
+	fold, ok := o.Bool()
+	return fold || !ok
+}
+
 var errNotRegular = errors.New("not a regular file")
 
 func (w *snapshotWalk) read(rel string, limit int64) ([]byte, error) {
@@ -176,7 +210,14 @@ func (w *snapshotWalk) read(rel string, limit int64) ([]byte, error) {
 }
 
 func readRegular(name string, limit int64) ([]byte, error) {
-	f, err := os.OpenFile(name, os.O_RDONLY|unix.O_NONBLOCK|unix.O_NOFOLLOW, 0)
+	return readHost(name, limit, unix.O_NOFOLLOW)
+}
+
+// readFollowed reads a file that Git follows links to.
+func readFollowed(name string, limit int64) ([]byte, error) { return readHost(name, limit, 0) }
+
+func readHost(name string, limit int64, flags int) ([]byte, error) {
+	f, err := os.OpenFile(name, os.O_RDONLY|unix.O_NONBLOCK|unix.O_NOCTTY|flags, 0)
 	if err != nil {
 		return nil, err
 	}

@@ -55,7 +55,11 @@ func (s *Snapshot) View() (*View, error) {
 		if err != nil {
 			return nil, fmt.Errorf("snapshot of repository %q: %w", r.Root, err)
 		}
-		v.roots[r.Root] = &viewRepo{info: ignore.Parse(r.Exclude), fold: r.FoldCase, tracked: set}
+		info := ignore.Parse(r.Exclude)
+		if r.ExcludeUnknown {
+			info = ignore.Unknown()
+		}
+		v.roots[r.Root] = &viewRepo{info: info, fold: r.FoldCase, tracked: set}
 	}
 	if v.roots[""] == nil {
 		v.roots[""] = &viewRepo{tracked: &gitindex.Set{}}
@@ -63,11 +67,11 @@ func (s *Snapshot) View() (*View, error) {
 	for dir, b := range s.Rules {
 		v.files[dir] = ignore.Parse(b)
 	}
+	for _, dir := range s.Unknown {
+		v.files[dir] = ignore.Unknown()
+	}
 	return v, nil
 }
-
-// Excludes are the developer's own rules.
-func (v *View) Excludes() *ignore.Patterns { return v.excludes }
 
 // Root is the workspace root.
 func (v *View) Root() *ViewDir { return v.enter("", nil, "") }
@@ -86,6 +90,16 @@ func (v *View) enter(p string, up *ViewDir, name string) *ViewDir {
 
 // Child enters the directory name.
 func (d *ViewDir) Child(name string) *ViewDir { return d.v.enter(path.Join(d.path, name), d, name) }
+
+// Repository is what the snapshot knows of the repository whose work tree's root is this directory; ok is false if it
+// knows none. It serves where the live one cannot be read.
+func (d *ViewDir) Repository() (info *ignore.Patterns, fold bool, tracked *gitindex.Set, ok bool) {
+	r := d.v.roots[d.path]
+	if r == nil {
+		return nil, false, nil, false
+	}
+	return r.info, r.fold, r.tracked, true
+}
 
 // Hidden says how name is hidden.
 func (d *ViewDir) Hidden(name string) Hide { return Decide(d.dir, d.repo.tracked, name) }

@@ -538,7 +538,7 @@ func (c *coordinator) runSession(conn *nsenter.Conn, s *session, req enterReques
 	select {
 	case x := <-s.exit:
 		if c.lastToEnd(s) {
-			if lines := report(c.plan, c.before, time.Now()); len(lines) > 0 {
+			if lines := c.report(time.Now()); len(lines) > 0 {
 				_ = conn.Send(event{Report: lines})
 			}
 		}

@@ -78,6 +78,7 @@ func (s *Size) UnmarshalText(b []byte) error {
 	for i, suffix := range []string{"k", "m", "g", "t"} {
 		if t, ok := strings.CutSuffix(text, suffix); ok {
 			text, shift = t, 10*(i+1)
+			break
 		}
 	}
 	n, err := strconv.ParseUint(text, 10, 64)

@@ -155,6 +155,8 @@ func setupWorkspace(p Plan) (*workspaceSetup, error) {
 		}
 		if !served.GitDir {
 			w.HeldPaths = heldPaths(p, effective)
+			w.Repository, w.Common = stagedPath(p, gitdir), stagedPath(p, common)
+			w.Excludes, w.Info = excludes, linkedExclude(common)
 		}
 		s.plan.Workspaces = append(s.plan.Workspaces, w)
 	}
@@ -206,6 +208,36 @@ func readExcludes(ws Workspace, env gitconfig.Env, e *gitconfig.Effective) (cont
 		return nil, "", nil
 	}
 	return content, excludesInside, hint(err, "make core.excludesFile readable, or unset it")
+}
+
+// linkedExclude returns the content of info/exclude if that is behind a symbolic link, which Git follows and the workspace
+// server cannot; nil if it is not, or cannot be read: the server then hides what is not tracked.
+func linkedExclude(common string) []byte {
+	if common == "" {
+		return nil
+	}
+	name := filepath.Join(common, "info", "exclude")
+	if at, err := filepath.EvalSymlinks(name); err == nil && at == name {
+		return nil
+	}
+	b, err := readHost(name, 1<<20)
+	if errors.Is(err, fs.ErrNotExist) {
+		return []byte{}
+	}
+	return b
+}
+
+// stagedPath is where the domain process finds a repository directory that lies outside the workspace; "" for others.
+func stagedPath(p Plan, dir string) string {
+	if dir == "" || within(dir, p.Workspace.Path) {
+		return ""
+	}
+	for i, s := range p.Served {
+		if rel, err := filepath.Rel(s.Path, dir); err == nil && within(dir, s.Path) {
+			return filepath.Join(stagedTree(p, i), rel)
+		}
+	}
+	return ""
 }
 
 // keepSnapshot takes the snapshot of rules and tracked paths that the developer has consented to, unless there is one:

@@ -51,12 +51,12 @@ func (t *terminal) entered(files []*os.File) {
 		nsenter.CloseAll(files)
 		return
 	}
+	t.notices = make(chan string, 16)
 	t.mu.Lock()
 	t.master, t.done = files[0], make(chan struct{})
 	t.saved, _ = term.MakeRaw(int(t.term.In.Fd())) // on failure the session works without
 	t.mu.Unlock()
 	t.resize() // it may have changed since we asked
-	t.notices = make(chan string, 16)
 	go t.tell()
 	go t.typed()
 	go t.carry()

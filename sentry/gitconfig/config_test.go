@@ -330,7 +330,7 @@ func TestSR4OnlyFactsGoInside(t *testing.T) {
 		}
 		return nil, fs.ErrNotExist
 	}})
-	want := "[core]\n\tcheckstat = minimal\n\texcludesfile = /etc/x\n\tfilesreflocktimeout = 2000\n\tpackedrefstimeout = 2000\n[reftable]\n\tlocktimeout = 2000\n[user]\n\tname = N\n\temail = e@x\n[safe]\n\tdirectory = /src/app\n"
+	want := "[core]\n\tcheckstat = minimal\n\texcludesfile = /etc/x\n\tfilesreflocktimeout = 2000\n\tpackedrefstimeout = 2000\n[reftable]\n\tlocktimeout = 2000\n[gc]\n\tauto = 0\n[maintenance]\n\tauto = false\n[protocol \"file\"]\n\tallow = always\n[user]\n\tname = N\n\temail = e@x\n[safe]\n\tdirectory = /src/app\n"
 	if have := string(Inside(eff, "/etc/x").Bytes()); have != want {
 		t.Errorf("have:\n%s", have)
 	}

@@ -22,6 +22,11 @@ func Inside(e *Effective, excludes string) *File {
 	set("core", "filesreflocktimeout", "2000")
 	set("core", "packedrefstimeout", "2000")
 	set("reftable", "locktimeout", "2000")
+	// What only the sandbox's worktrees and reflogs reach must stay in the shared object store: collecting is the
+	// developer's. A repository in a path needs no network, and submodules of such a one are usual.
+	set("gc", "auto", "0")
+	set("maintenance", "auto", "false")
+	f.Entries = append(f.Entries, Entry{Section: "protocol", Sub: "file", HasSub: true, Key: "allow", Value: "always"})
 	for _, name := range [][2]string{
 		{"user", "name"}, {"user", "email"}, {"author", "name"}, {"author", "email"}, {"committer", "name"}, {"committer", "email"}, {"init", "defaultbranch"},
 	} {

@@ -6,8 +6,10 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 )
@@ -32,17 +34,42 @@ layout() { mkdir -p "$1/objects" "$1/refs/heads"; echo 'ref: refs/heads/main' > 
 cfg() { git config "$@"; printf '[%s]\n\t%s = "%s"\n' "$(echo "$1" | cut -d. -f1)" "$(echo "$1" | sed 's/.*\.//')" "$2" >> .git/config; }
 `
 
-// victim is an ordinary hour of a developer.
+// victim is an ordinary hour of a developer. Git is also asked in every directory that an attack may have made a
+// repository of.
 const victim = `
-export GIT_EDITOR= ; unset GIT_EDITOR; export EDITOR=true VISUAL=true GIT_PAGER=cat
+export EDITOR=true VISUAL=true GIT_PAGER=cat
 cd "$R" || exit
-git status; git diff; git log -1 -p; echo v >> README.md; git commit -qam v; git add -A; git commit -qm w
+git status; git diff; git log -1 -p; echo v >> README.md; git add -A; git commit -qm v
 git switch -qc victim; git switch -q main; echo s >> README.md; git stash; git stash pop
-git fetch -q origin; git push -q origin main; git submodule update -q --init; git rebase --continue; git checkout -q .
-git merge -q --no-edit feat; git log --show-signature -1
-find . -maxdepth 5 \( -iname '.git*' -o -name HEAD -o -name commondir \) -printf '%h\n' | sort -u | grep -v logs | head -10 | while read -r d; do (cd "$d" 2>/dev/null && git status -s); done
+git checkout -q .; git merge -q --no-edit feat; git log --show-signature -1
+find . -maxdepth 5 \( -iname '.git*' -o -name HEAD -o -name commondir \) -cnewer "$C-before" -printf '%h\n' | sort -u | grep -v logs | head -10 | while read -r d; do (cd "$d" 2>/dev/null && git status -s); done
 test -f "$H/.bashrc" && bash "$H/.bashrc"
 `
+
+// More of that hour, for attacks that have to do with it.
+const (
+	victimRemote    = `git fetch -q origin; git push -q origin main;`
+	victimRebase    = `git rebase --continue;`
+	victimSubmodule = `git submodule update -q --init; git status;`
+)
+
+// day is what the developer does after the attack.
+func (a *attack) day() string {
+	s := victim
+	about := func(words ...string) bool {
+		return slices.ContainsFunc(words, func(w string) bool { return strings.Contains(a.setup+a.script, w) })
+	}
+	if about("remote", "origin", "hook", "hk/", "husky", "objects", "refs", "shallow", "FETCH_HEAD", "protocol") {
+		s += victimRemote
+	}
+	if about("rebase") {
+		s += victimRebase
+	}
+	if about("sub", "modules") {
+		s += victimSubmodule
+	}
+	return s + a.victim
+}
 
 var attacks = []attack{
 	{n: 1, name: "config written", script: `printf '[core]\n\tfsmonitor = "touch %s; false"\n' $C >> .git/config`},
@@ -165,14 +192,25 @@ var attacks = []attack{
 // TestSR4AttacksLandWithoutProtection runs the attacks on a plain directory: were they harmless, TestSR4Attacks would
 // prove nothing.
 func TestSR4AttacksLandWithoutProtection(t *testing.T) {
+	const sample = 6
+	var ran atomic.Int64
 	f := newField(t)
 	atOnce(attacks, func(a attack) {
 		p := f.prepare(a)
 		p.onHost(a.script)
-		if executed, changed := p.after(t); !executed && changed == "" && !a.quiet {
+		changed := diffFingerprints(p.before, fingerprint(t, p.repo))
+		if changed != "" && a.n%sample != 0 || a.quiet {
+			return // seen already; that a victim runs what was planted is shown on some
+		}
+		if executed, also := p.after(t); !executed && changed+also == "" {
 			t.Errorf("attack %d (%s) does nothing even without protection", a.n, a.name)
+		} else if executed {
+			ran.Add(1)
 		}
 	})
+	if ran.Load() < 5 {
+		t.Errorf("the victims ran the code of %d attacks: they are no victims", ran.Load())
+	}
 }
 
 func TestSR4Attacks(t *testing.T) {
@@ -238,6 +276,7 @@ func (f *field) prepare(a attack) *place {
 	if _, err := os.Stat(p.canary); err == nil {
 		f.t.Errorf("attack %d: its setup made the canary", a.n)
 	}
+	must(f.t, os.WriteFile(p.canary+"-before", nil, 0o644))
 	p.before = fingerprint(f.t, p.repo)
 	return p
 }
@@ -245,7 +284,7 @@ func (f *field) prepare(a attack) *place {
 // after compares the host, lets the victim work, and looks for what the attack has left.
 func (p *place) after(t *testing.T) (executed bool, changed string) {
 	changed = diffFingerprints(p.before, fingerprint(t, p.repo))
-	p.onHost(victim + p.victim)
+	p.onHost(p.day())
 	if st, err := os.Stat(p.home + "/.bashrc"); err != nil || st.Size() != 0 {
 		changed += "written: the developer's .bashrc\n"
 	}
@@ -253,11 +292,11 @@ func (p *place) after(t *testing.T) (executed bool, changed string) {
 	return err == nil, changed
 }
 
-// atOnce calls f for each of the items, four at a time.
+// atOnce calls f for each of the items, two at a time.
 func atOnce[T any](items []T, f func(T)) {
 	var wg sync.WaitGroup
 	next := make(chan T)
-	for range 4 {
+	for range 2 {
 		wg.Go(func() {
 			for item := range next {
 				f(item)
@@ -281,6 +320,7 @@ func (p *place) onHost(script string) {
 	c.Dir = p.repo
 	c.Env = []string{"PATH=" + os.Getenv("PATH"), "HOME=" + p.home, "H=" + p.home, "C=" + p.canary, "R=" + p.repo, "GIT_CONFIG_NOSYSTEM=1",
 		"GIT_AUTHOR_NAME=D", "GIT_AUTHOR_EMAIL=d@e", "GIT_COMMITTER_NAME=D", "GIT_COMMITTER_EMAIL=d@e", "GIT_TERMINAL_PROMPT=0",
-		"GIT_CONFIG_COUNT=1", "GIT_CONFIG_KEY_0=protocol.file.allow", "GIT_CONFIG_VALUE_0=always"}
+		"GIT_CONFIG_COUNT=2", "GIT_CONFIG_KEY_0=protocol.file.allow", "GIT_CONFIG_VALUE_0=always",
+		"GIT_CONFIG_KEY_1=gc.auto", "GIT_CONFIG_VALUE_1=0"}
 	_ = c.Run()
 }

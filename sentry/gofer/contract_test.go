@@ -51,6 +51,11 @@ func newWire(t testing.TB, fill func(host string)) *wire {
 
 func dial(t testing.TB, host, private string, s *sentry.Snapshot) *wire {
 	t.Helper()
+	return dialPlan(t, host, private, s, nil)
+}
+
+func dialPlan(t testing.TB, host, private string, s *sentry.Snapshot, alter func(*sentry.Workspace)) *wire {
+	t.Helper()
 	open := func(name string) int {
 		fd, err := unix.Open(name, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 		must(t, err)
@@ -60,6 +65,9 @@ func dial(t testing.TB, host, private string, s *sentry.Snapshot) *wire {
 	must(t, err)
 	unix.Umask(0)
 	ws := &sentry.Workspace{Mount: host, Host: host, Private: private, AgentUID: 1000, AgentGID: 1000, Held: route.DefaultHeld}
+	if alter != nil {
+		alter(ws)
+	}
 	tr, err := newTree(ws, open(host), open(private), self, os.Geteuid(), s)
 	must(t, err)
 	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)

@@ -37,6 +37,7 @@ import (
 	"gvisor.dev/gvisor/runsc/fsgofer/extension"
 
 	"lazaret.dev/lazaret/sentry"
+	"lazaret.dev/lazaret/sentry/ignore"
 	"lazaret.dev/lazaret/sentry/route"
 )
 
@@ -54,6 +55,8 @@ type workspaceExtension struct {
 // opened is what Register found by the host's paths.
 type opened struct {
 	Private  int // descriptor of Workspace.Private
+	Gitdir   int // descriptors of Workspace.Repository and Workspace.Common, -1 without
+	Common   int
 	Dev, Ino uint64
 	Snapshot int // descriptor of the snapshot file
 }
@@ -104,7 +107,15 @@ func (e *workspaceExtension) open(name string) error {
 		if err != nil {
 			return fmt.Errorf("open private twin %q: %w", ws.Private, err)
 		}
-		o := opened{Private: p, Dev: st.Dev, Ino: st.Ino, Snapshot: -1}
+		o := opened{Private: p, Gitdir: -1, Common: -1, Dev: st.Dev, Ino: st.Ino, Snapshot: -1}
+		for dir, fd := range map[string]*int{ws.Repository: &o.Gitdir, ws.Common: &o.Common} {
+			if dir == "" {
+				continue
+			}
+			if *fd, err = unix.Open(dir, unix.O_PATH|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0); err != nil {
+				return fmt.Errorf("open repository directory %q: %w", dir, err)
+			}
+		}
 		if !ws.ShowIgnored {
 			if o.Snapshot, err = unix.Openat(p, sentry.SnapshotFile, unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0); err != nil {
 				return fmt.Errorf("open snapshot of workspace %q: %w", ws.Host, err)
@@ -169,7 +180,7 @@ func (e *workspaceExtension) PrepareGofer(ctx extension.GoferPrepareContext) (ex
 		return none, err
 	}
 	for _, o := range e.opened {
-		for _, fd := range []int{o.Private, o.Snapshot} {
+		for _, fd := range []int{o.Private, o.Snapshot, o.Gitdir, o.Common} {
 			if fd < 0 {
 				continue
 			}
@@ -263,7 +274,11 @@ func (e *workspaceExtension) newTree(ws *sentry.Workspace, o opened, mountPath s
 			return nil, err
 		}
 	}
-	return newTree(ws, host, o.Private, e.self, e.euid, snapshot)
+	t, err := newTree(ws, host, o.Private, e.self, e.euid, snapshot)
+	if err == nil {
+		t.gitdir, t.common = o.Gitdir, o.Common
+	}
+	return t, err
 }
 
 // newTree makes the tree of a workspace from descriptors, which it owns from here on: the host directory, the directory
@@ -281,7 +296,8 @@ func newTree(ws *sentry.Workspace, host, private, self, euid int, snapshot *sent
 	if err := statAt(host, "", &st); err != nil {
 		return nil, err
 	}
-	t := &tree{ws: ws, held: held, self: self, owner: st.Uid, group: st.Gid, snapshot: view, verdicts: newVerdictCache()}
+	t := &tree{ws: ws, held: held, self: self, owner: st.Uid, group: st.Gid, snapshot: view, verdicts: newVerdictCache(),
+		gitdir: -1, common: -1, excludes: ignore.Parse(ws.Excludes)}
 	t.chown = euid != int(st.Uid)
 	twin, err := t.ownDir(private, sentry.TreeDir)
 	if err != nil {

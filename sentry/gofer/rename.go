@@ -322,7 +322,7 @@ func (t *tree) sameBelow(at int, name string, was, will *rules, as string, left 
 	probe := &dir{t: t, host: fd}
 	var st unix.Statx_t
 	if statAt(fd, ".gitignore", &st) == nil && isRegular(&st) {
-		own = probe.parseRules(fd, ".gitignore")
+		own = parseRules(fd, ".gitignore")
 	}
 	if probe.isRepository() {
 		return unix.EBUSY
@@ -363,5 +363,8 @@ func (t *tree) sameBelow(at int, name string, was, will *rules, as string, left 
 
 // below is what r would be for its directory name, for asking only.
 func (r *rules) below(name string, own *ignore.Patterns) *rules {
+	if own == nil && r.index != nil && r.index.set.RulesElsewhere(joinRel(r.live.Path(), name)) {
+		own = ignore.Unknown()
+	}
 	return &rules{t: r.t, path: path.Join(r.path, name), live: r.live.Child(name, own), ice: r.ice.Child(name), index: r.index}
 }

@@ -18,8 +18,7 @@ const (
 	// ruleTTL is how long a lookup may use rules without asking whether their files have changed. Creations always ask.
 	ruleTTL = 500 * time.Millisecond
 
-	maxRuleFile  = 1 << 20 // bytes; a larger file hides everything below it (package ignore fails closed)
-	maxIndexFile = 256 << 20
+	maxRuleFile  = 1 << 20  // bytes; a larger file hides everything below it (package ignore fails closed)
 	maxRuleBytes = 64 << 20 // of all rule files in use; beyond, a directory's own file hides everything
 	maxPastBytes = 16 << 10 // of a rule file whose earlier states are remembered
 )
@@ -61,8 +60,8 @@ type rules struct {
 }
 
 type repoStamps struct {
-	dotGit, exclude stamp
-	kind            route.Host
+	dotGit, exclude, config stamp
+	kind                    route.Host
 }
 
 // liveRepo is a repository whose work tree is (part of) the workspace.
@@ -71,9 +70,10 @@ type liveRepo struct {
 	state atomic.Pointer[indexState]
 }
 
+// indexState is the tracked paths of one state of the index file; a damaged one keeps those before.
 type indexState struct {
-	stamp stamp
-	set   *gitindex.Set
+	stamp, shared stamp // of the index and of its shared part
+	set           *gitindex.Set
 }
 
 // current returns the directory's rules. fresh asks every rule file on the way now.
@@ -104,7 +104,17 @@ func (d *dir) refresh(fresh bool) *rules {
 	if statAt(d.host, ".gitignore", &st) == nil && isRegular(&st) {
 		own = stampOf(&st)
 	}
-	stamps := d.repoStamps()
+	git, stamps := d.look()
+	defer git.close()
+	var ice *sentry.ViewDir
+	switch {
+	case d.parent == nil:
+		ice = d.t.snapshot.Root()
+	case old != nil && old.parent == up && old.epoch == epoch:
+		ice = old.ice
+	default:
+		ice = up.ice.Child(d.name)
+	}
 	isRoot := d.parent == nil || stamps.kind != route.None
 	var index *indexState
 	repo := (*liveRepo)(nil)
@@ -116,10 +126,12 @@ func (d *dir) refresh(fresh bool) *rules {
 	default:
 		repo = &liveRepo{}
 	}
+	inside := "" // path from the repository's root
 	if isRoot {
-		index = d.loadIndex(repo, stamps)
+		index = repo.load(git, ice)
 	} else {
 		index = repo.state.Load()
+		inside = joinRel(up.live.Path(), d.name)
 	}
 	if old != nil && old.epoch == epoch && old.parent == up && old.own == own && old.index == index && old.config == stamps {
 		return old
@@ -138,25 +150,16 @@ func (d *dir) refresh(fresh bool) *rules {
 			r.ownRules = d.parseOwn(&st)
 		}
 		r.changed = later(r.changed, own.ctime)
+	} else if index != nil && index.set.RulesElsewhere(inside) {
+		r.ownRules = ignore.Unknown()
 	}
 	if isRoot {
-		var info *ignore.Patterns
-		if g := d.openGitdir(stamps.kind); g >= 0 {
-			if i, err := openPath(g, "info", unix.O_DIRECTORY); err == nil {
-				info = d.parseRules(i, "exclude")
-				unix.Close(i)
-			}
-			unix.Close(g)
-		}
-		r.live = ignore.Root(ignore.Config{Excludes: d.t.snapshot.Excludes(), Info: info, Own: r.ownRules})
+		info, fold := git.info(d, ice)
+		r.live = ignore.Root(ignore.Config{FoldCase: fold, Excludes: d.t.excludes, Info: info, Own: r.ownRules})
 	} else {
 		r.live = up.live.Child(d.name, r.ownRules)
 	}
-	if d.parent == nil {
-		r.ice = d.t.snapshot.Root()
-	} else {
-		r.ice = up.ice.Child(d.name)
-	}
+	r.ice = ice
 	d.rules.Store(r)
 	return r
 }
@@ -169,7 +172,7 @@ func later(a, b unix.StatxTimestamp) unix.StatxTimestamp {
 }
 
 // parseRules reads a rule file. One that cannot be read hides everything: it may hold rules.
-func (d *dir) parseRules(dirfd int, name string) *ignore.Patterns {
+func parseRules(dirfd int, name string) *ignore.Patterns {
 	b, _, err := readFile(dirfd, name, maxRuleFile)
 	switch err {
 	case nil:
@@ -177,7 +180,40 @@ func (d *dir) parseRules(dirfd int, name string) *ignore.Patterns {
 	case unix.ENOENT, unix.ENOTDIR, unix.ELOOP, unix.EINVAL:
 		return nil // Git does not read these either
 	}
-	return ignore.Parse([]byte("*\n"))
+	return ignore.Unknown()
+}
+
+// info returns the rules of the repository's info/exclude and whether it compares without regard to case. ice is what
+// the snapshot knows of the repository, for one that cannot be read from here.
+func (r repository) info(d *dir, ice *sentry.ViewDir) (info *ignore.Patterns, fold bool) {
+	if r.common < 0 {
+		info, fold, _, _ = ice.Repository()
+		return info, fold
+	}
+	fold = r.foldsCase()
+	dir, err := openPath(r.common, "info", unix.O_DIRECTORY)
+	switch err {
+	case nil:
+	case unix.ENOENT:
+		return nil, fold
+	default: // perhaps a link, which Git follows
+		return r.linkedInfo(d), fold
+	}
+	defer unix.Close(dir)
+	var st unix.Statx_t
+	if statAt(dir, "exclude", &st) == nil && isLink(&st) {
+		return r.linkedInfo(d), fold
+	}
+	return parseRules(dir, "exclude"), fold
+}
+
+// linkedInfo stands for an info/exclude behind a symbolic link, which leads out of what this process sees. The
+// supervisor has read the root repository's.
+func (r repository) linkedInfo(d *dir) *ignore.Patterns {
+	if d.parent == nil && d.t.ws.Info != nil {
+		return ignore.Parse(d.t.ws.Info)
+	}
+	return ignore.Unknown()
 }
 
 // parseOwn reads the directory's own rule file within the budget that all of them share.
@@ -186,74 +222,76 @@ func (d *dir) parseOwn(st *unix.Statx_t) *ignore.Patterns {
 	used := d.t.ruleBytes.Add(cost - d.ruleBytes)
 	d.ruleBytes = cost
 	if used > maxRuleBytes {
-		return ignore.Parse([]byte("*\n"))
+		return ignore.Unknown()
 	}
-	return d.parseRules(d.host, ".gitignore")
+	return parseRules(d.host, ".gitignore")
 }
 
-func (d *dir) repoStamps() (s repoStamps) {
+// look opens the repository whose work tree's root is d, if there is one, and asks for the state of its files.
+func (d *dir) look() (r repository, s repoStamps) {
+	r = repository{-1, -1}
 	var st unix.Statx_t
 	if statAt(d.host, ".git", &st) != nil {
-		return s
+		return r, s
 	}
 	s.kind = route.HostOf(uint32(st.Mode))
 	s.dotGit.id = identOf(&st)
-	if s.kind != route.Dir {
-		return s
+	if r = d.openRepository(s.kind); r.common < 0 {
+		return r, s
 	}
-	if i, err := openPath(d.host, ".git", unix.O_DIRECTORY); err == nil {
-		if f, err := openPath(i, "info", unix.O_DIRECTORY); err == nil {
-			if statAt(f, "exclude", &st) == nil {
-				s.exclude = stampOf(&st)
-			}
-			unix.Close(f)
+	if statAt(r.common, "config", &st) == nil {
+		s.config = stampOf(&st)
+	}
+	if f, err := openPath(r.common, "info", unix.O_DIRECTORY); err == nil {
+		if statAt(f, "exclude", &st) == nil {
+			s.exclude = stampOf(&st)
 		}
-		unix.Close(i)
+		unix.Close(f)
 	}
-	return s
+	return r, s
 }
 
-// openGitdir opens the repository directory of the work tree at d, or returns -1.
-func (d *dir) openGitdir(kind route.Host) int {
-	switch kind {
-	case route.Dir:
-		if fd, err := openPath(d.host, ".git", unix.O_DIRECTORY); err == nil {
-			return fd
+// load reads the repository's index when it has changed. A broken or unreadable index keeps the last good set, and so
+// does one that cannot be reached from here, whose first good set is the snapshot's.
+func (l *liveRepo) load(r repository, ice *sentry.ViewDir) *indexState {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	have := l.state.Load()
+	if have == nil && r.gitdir < 0 {
+		if _, _, tracked, ok := ice.Repository(); ok {
+			have = &indexState{set: tracked}
+			l.state.Store(have)
 		}
-	case route.File:
-		return d.openGitfile()
 	}
-	return -1
-}
-
-// loadIndex reads the repository's index when it has changed. A broken or unreadable index keeps the last good set.
-func (d *dir) loadIndex(repo *liveRepo, s repoStamps) *indexState {
-	repo.mu.Lock()
-	defer repo.mu.Unlock()
-	have := repo.state.Load()
-	g := d.openGitdir(s.kind)
-	if g < 0 {
-		return have
-	}
-	defer unix.Close(g)
 	var st unix.Statx_t
-	if statAt(g, "index", &st) != nil || !isRegular(&st) {
+	if r.gitdir < 0 || statAt(r.gitdir, "index", &st) != nil || !isRegular(&st) {
 		return have
 	}
-	if have != nil && have.stamp == stampOf(&st) {
+	if have != nil && have.stamp == stampOf(&st) && have.shared == sharedStamp(r.gitdir, have.set) {
 		return have
 	}
-	b, st, err := readFile(g, "index", maxIndexFile)
-	if err != nil {
-		return have
+	next := &indexState{stamp: stampOf(&st), set: nothing}
+	if have != nil {
+		next.set = have.set
 	}
-	set, err := parseIndex(b, g)
-	if err != nil {
-		return have
+	if b, st, err := readFile(r.gitdir, "index", gitindex.MaxIndex); err == nil {
+		next.stamp = stampOf(&st)
+		if set, err := parseIndex(b, r.gitdir); err == nil {
+			next.set = set
+		}
 	}
-	next := &indexState{stamp: stampOf(&st), set: set}
-	repo.state.Store(next)
+	next.shared = sharedStamp(r.gitdir, next.set) // a damaged state is remembered too: it is not parsed at every look
+	l.state.Store(next)
 	return next
+}
+
+// sharedStamp is the state of the shared part of a split index; zero without one.
+func sharedStamp(gitdir int, set *gitindex.Set) stamp {
+	var st unix.Statx_t
+	if name := set.SharedName(); name == "" || statAt(gitdir, name, &st) != nil {
+		return stamp{}
+	}
+	return stampOf(&st)
 }
 
 // hidden says how name is hidden.

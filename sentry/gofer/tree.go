@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"lazaret.dev/lazaret/sentry"
+	"lazaret.dev/lazaret/sentry/ignore"
 	"lazaret.dev/lazaret/sentry/route"
 )
 
@@ -26,6 +27,9 @@ type tree struct {
 	group     uint32
 	chown     bool // files made by this process are not the developer's by themselves
 	snapshot  *sentry.View
+	excludes  *ignore.Patterns // the developer's own, as of the start
+	gitdir    int              // of the root's repository where it lies outside, or -1
+	common    int              // its common directory, likewise
 	tmp       atomic.Uint64
 	verdicts  *verdictCache
 	lastRules atomic.Uint64

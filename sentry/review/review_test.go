@@ -483,3 +483,56 @@ func TestDiffAgainstPatch(t *testing.T) {
 		t.Errorf("two different large files take %v", d)
 	}
 }
+
+// TestWalksReadABoundedAmount gives both walks far more content than they may read at the end of a session.
+func TestWalksReadABoundedAmount(t *testing.T) {
+	b := newBox(t)
+	sparse := func(path string, size int64) {
+		f, err := os.Create(path)
+		must(t, err)
+		must(t, f.Truncate(size))
+		must(t, f.Close())
+	}
+	must(t, os.MkdirAll(b.twin(".vscode"), 0o755))
+	for i := range 500 {
+		sparse(b.twin(fmt.Sprintf(".vscode/%d", i)), maxCompare)
+		sparse(filepath.Join(b.host, fmt.Sprintf("%d.mk", i)), maxDigest)
+	}
+	tree, start := b.tree(), time.Now()
+	before := tree.Baseline()
+	items, _ := tree.Items()
+	if d := time.Since(start); d > 10*time.Second {
+		t.Errorf("takes %v", d)
+	}
+	if len(items) != 500 || len(before.Files) != 500 {
+		t.Errorf("%d items, %d files", len(items), len(before.Files))
+	}
+	sparse(filepath.Join(b.host, "499.mk"), maxDigest)
+	if c := before.Changes(tree.Baseline()); len(c) != 1 {
+		t.Errorf("changes %v", c)
+	}
+}
+
+// BenchmarkSmallRepository is what a session's end costs: 500 files, hooks and configuration copied, one held change.
+func BenchmarkSmallRepository(b *testing.B) {
+	x := newBox(b)
+	for i := range 500 {
+		x.hostFile(fmt.Sprintf("d%d/f%d", i%20, i), "text")
+		x.hostFile(fmt.Sprintf(".git/refs/heads/b%d", i%50), strings.Repeat("a", 40))
+	}
+	x.hostFile("Makefile", "all:\n")
+	x.hostFile(".git/HEAD", "ref: refs/heads/main\n")
+	x.hostFile(".git/config", "[core]\n\tbare = false\n")
+	x.twinFile(".git/config", "[core]\n\tbare = false\n\tpager = x\n")
+	must(b, os.MkdirAll(x.twin(".git/hooks"), 0o755))
+	for i := range 14 {
+		x.hostFile(fmt.Sprintf(".git/hooks/%d.sample", i), strings.Repeat("x", 3000))
+		must(b, os.WriteFile(x.twin(fmt.Sprintf(".git/hooks/%d.sample", i)), []byte(strings.Repeat("x", 3000)), 0o755))
+	}
+	x.twinFile(".envrc", "x")
+	tree := x.tree()
+	for b.Loop() {
+		Take([]*Tree{tree}, nil)
+		tree.Baseline()
+	}
+}
