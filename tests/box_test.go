@@ -27,6 +27,7 @@ const patience = 60 * time.Second
 var binDir string
 
 func TestMain(m *testing.M) {
+	nsenter.Main(map[string]func(nsenter.Self) int{"remove": removeRole}, nil)
 	if filepath.Base(os.Args[0]) == probeName { // in the sandbox
 		os.Exit(netProbe(os.Args[1:]))
 	}

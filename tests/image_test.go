@@ -70,7 +70,7 @@ func TestFR4ImageEveryWay(t *testing.T) {
 				t.Fatal(err)
 			}
 			b.want(`cat /marker; id -u; id -un; echo $FROM_IMAGE $HOME $PATH; cat ~/.profile; echo w >made; cat /proc/1/stat | { read a; test -n "$a"; }`,
-				"from the image\n1000\nagent\nyes /home/agent /home/agent/.local/bin:/bin:/usr/local/bin\n# of the image\n")
+				"from the image\n1000\nagent\nyes /home/agent /home/agent/.local/bin:/run/lazaret/bin:/bin:/usr/local/bin\n# of the image\n")
 			if b.readFile("made") != "w\n" {
 				t.Error("the workspace is not the host's")
 			}
