@@ -189,3 +189,74 @@ func TestFR4UpdateUnderAnchor(t *testing.T) {
 	}
 	b.want("tool", "mine\n")
 }
+
+// TestFR4AskOnTerminal lets the developer choose at the start.
+func TestFR4AskOnTerminal(t *testing.T) {
+	b := newBox(t)
+	ref := "oci:" + b.dir + "/img"
+	release := func(version string) {
+		b.t.Helper()
+		if err := os.RemoveAll(b.dir + "/img"); err != nil {
+			t.Fatal(err)
+		}
+		busybox(t, nstest.File{Name: "usr/local/bin/tool", Mode: 0o755, Body: "#!/bin/sh\necho " + version + "\n"}).WriteOCI(t, b.dir+"/img", "")
+		b.ok(b.lazaret("image", "pull", "--no-podman", ref))
+	}
+	release("one")
+	b.useImage(ref, `persist = ["/usr/local"]`)
+	b.want("rm /usr/local/bin/tool; echo 'echo mine' >/usr/local/bin/tool; chmod +x /usr/local/bin/tool; tool", "mine\n")
+	for _, c := range []struct{ version, answer, want string }{
+		{"two", "what\nsnapshot\n", "<mine>"}, {"three", "a\n", "nothing was chosen for /usr/local"}, {"four", "k\n", "<mine>"}, {"five", "r\n", "<five>"},
+	} {
+		release(c.version)
+		s, p := b.onTerminal(b.lazaret("enter", "img", "--", "sh", "-c", "echo \"<$(tool)>\""))
+		for answer := range strings.Lines(c.answer) {
+			s.wait("[a]bort?")
+			if !strings.Contains(s.text(), `changed "bin/tool"`) && answer != "snapshot\n" {
+				t.Errorf("what is shadowed is not shown: %q", s.text())
+			}
+			s.clear()
+			s.typeIn(answer)
+		}
+		s.wait(c.want)
+		p.wait(patience)
+	}
+	if out := b.ok(b.lazaret("anchor", "ls", "--profile", "img")); strings.Count(out, "snapshot") != 1 {
+		t.Errorf("anchor ls: %s", out)
+	}
+}
+
+// TestPullInterrupted stops a pull with Ctrl-C: it ends soon, nothing runs on, and the image store can be used again.
+func TestPullInterrupted(t *testing.T) {
+	b := newBox(t)
+	fake := filepath.Join(b.dir, "fake")
+	if err := os.Mkdir(fake, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	b.write(filepath.Join(fake, "podman"), "#!/bin/sh\necho Copying blob >&2\nsleep 1000 &\nwait\n")
+	if err := os.Chmod(filepath.Join(fake, "podman"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	b.extra = []string{"PATH=" + fake + ":" + os.Getenv("PATH")}
+	cmd := b.lazaret("image", "pull", "docker.io/library/none:1")
+	stderr, err := cmd.StderrPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := b.start(cmd)
+	line := make([]byte, 64)
+	if n, err := stderr.Read(line); err != nil || string(line[:n]) != "Copying blob\n" {
+		t.Fatalf("progress: %q, %v", line[:n], err)
+	}
+	_ = p.Process.Signal(os.Interrupt)
+	if r := p.wait(patience); r.status != 125 {
+		t.Errorf("interrupted: %v", r)
+	}
+	b.wantNoProcess(gone)
+	b.extra = []string{"PATH=/nonexistent"}
+	b.refused(b.lazaret("image", "pull", "docker.io/library/none:1"), "podman is not installed", "hint: install podman")
+	b.extra = nil
+	if out := b.ok(b.lazaret("image", "ls", "--json")); strings.TrimSpace(out) != "null" {
+		t.Errorf("images: %s", out)
+	}
+}
