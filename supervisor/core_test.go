@@ -53,48 +53,6 @@ func TestProfileFingerprint(t *testing.T) {
 	}
 }
 
-func TestDX5ModesAreUndone(t *testing.T) {
-	for out, want := range map[string]string{
-		"plain text\r\n":          "",
-		"\x1b[?1049h\x1b[?25l":    "\x1b[?1049l\x1b[?25h",
-		"\x1b[?1049h\x1b[?1049l":  "",
-		"\x1b[?1000;1006h":        "\x1b[?1006l\x1b[?1000l",
-		"\x1b[?7l\x1b[?12345h":    "\x1b[?7h",
-		"\x1b[>1u\x1b[>5u\x1b[<u": "\x1b[<1u",
-		"\x1b[31mred":             "\x1b[0m",
-		"\x1b[31mred\x1b[m":       "",
-		"\x1b=":                   "\x1b>",
-		"\x1b[?2004h\x1bc":        "",
-		"\x1b[?20":                "\x18",
-		"\x1b[" + strings.Repeat("1", 1000) + "h\x1b[?25l": "\x1b[?25h",
-	} {
-		for cut := range min(len(out), 12) + 1 { // wherever a read ends
-			var m modeTracker
-			m.Write([]byte(out[:cut]))
-			m.Write([]byte(out[cut:]))
-			if got := m.Undo(); got != want {
-				t.Errorf("%q cut at %d: undo %q, want %q", out, cut, got, want)
-			}
-		}
-	}
-}
-
-// FuzzModes: no output makes the tracker panic or grow, and what it sends puts itself in order.
-func FuzzModes(f *testing.F) {
-	f.Add([]byte("\x1b[?1049h\x1b[?25l\x1b[>1u\x1b=\x1b[31m"))
-	f.Fuzz(func(t *testing.T, out []byte) {
-		var m modeTracker
-		m.Write(out)
-		if len(m.params) > maxTracked || len(m.on) > len(undoneModes) {
-			t.Fatalf("%d parameters, %d modes are kept", len(m.params), len(m.on))
-		}
-		m.Write([]byte(m.Undo()))
-		if m.kittySet = false; m.Undo() != "" {
-			t.Fatalf("after %q and its undo there is still %q", out, m.Undo())
-		}
-	})
-}
-
 func TestFR1DomainID(t *testing.T) {
 	id := DomainID("default", "/src/app")
 	if id != DomainID("default", "/src/app") || len(id) != 26 || strings.ToLower(id) != id {
