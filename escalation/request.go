@@ -97,7 +97,7 @@ func (s *Server) pin(argv []string, sandboxDir string) (p pinned, detail string,
 	if err != nil {
 		return p, detailProgram, err
 	}
-	p.verdict = s.cfg.Rules.Decide(p.command)
+	p.verdict = s.rules.Load().Decide(p.command)
 	if p.verdict.Action == rules.Deny {
 		return p, detailRule, nil
 	}

@@ -8,9 +8,11 @@ import (
 	"fmt"
 	"net"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"lazaret.dev/lazaret/escalation/broker"
+	"lazaret.dev/lazaret/escalation/rules"
 	"lazaret.dev/lazaret/escalation/wire"
 )
 
@@ -25,6 +27,7 @@ type Server struct {
 	tls    *tls.Config
 	ctx    context.Context // ends with Close
 	cancel context.CancelFunc
+	rules  atomic.Pointer[rules.Set]
 	checks chan struct{} // a slot for each running check
 	wg     sync.WaitGroup
 	once   sync.Once
@@ -65,6 +68,7 @@ func New(cfg Config) (*Server, error) {
 		peers:  map[broker.SessionID]int{},
 		live:   map[broker.RequestID]*request{},
 	}
+	s.rules.Store(cfg.Rules)
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	s.timer = time.AfterFunc(time.Hour, s.tick)
 	return s, nil
@@ -92,6 +96,9 @@ func (s *Server) Serve() error {
 		}
 	}
 }
+
+// SetRules puts other rules in force, for requests that are not checked yet.
+func (s *Server) SetRules(set *rules.Set) { s.rules.Store(set) }
 
 // Close ends the server: connections are cut, prompts closed, commands killed. It returns when nothing of it is left.
 func (s *Server) Close() error {

@@ -72,8 +72,9 @@ func newSelf(name string) (Self, error) {
 	}
 	os.Clearenv()
 	unix.Umask(0o022) // the caller's is not ours
-	if err := unix.CloseRange(uint(fdFiles+nfiles), ^uint(0), 0); err != nil {
-		return s, fmt.Errorf("close inherited descriptors: %w", err)
+	// Child.Start passes on nothing else. Closing what has a higher number would take the run-time's own descriptors from it.
+	if err := unix.CloseRange(uint(fdFiles+nfiles), ^uint(0), unix.CLOSE_RANGE_CLOEXEC); err != nil {
+		return s, fmt.Errorf("keep descriptors from children: %w", err)
 	}
 	for i := range nfiles {
 		unix.CloseOnExec(fdFiles + i)

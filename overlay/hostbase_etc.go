@@ -46,7 +46,7 @@ func (b HostBase) writeEtc() error {
 	defer src.Close()
 	c := etcCopy{from: src, to: filepath.Join(b.Dir, "etc"), left: maxEtcTotal}
 	for _, name := range etcNames {
-		if err := c.copy(name); err != nil {
+		if err := c.copyNamed(name); err != nil {
 			return err
 		}
 	}
@@ -80,7 +80,20 @@ type etcCopy struct {
 	left int64 // bytes
 }
 
-// copy takes name and what is below it. A name that is not there, or not for everybody, is passed over.
+// copyNamed takes a name of the list, whose parents are made if they are not there yet.
+func (c *etcCopy) copyNamed(name string) error {
+	if dir := filepath.Dir(name); dir != "." {
+		if err := unix.Faccessat(int(c.from.Fd()), name, unix.F_OK, unix.AT_SYMLINK_NOFOLLOW); err != nil {
+			return nil
+		}
+		if err := os.MkdirAll(filepath.Join(c.to, dir), 0o755); err != nil {
+			return err
+		}
+	}
+	return c.copy(name)
+}
+
+// copy takes name and what is below it; its parent is there. A name that is not there, or not for everybody, is passed over.
 func (c *etcCopy) copy(name string) error {
 	var st unix.Stat_t
 	err := unix.Fstatat(int(c.from.Fd()), name, &st, unix.AT_SYMLINK_NOFOLLOW)
@@ -89,9 +102,6 @@ func (c *etcCopy) copy(name string) error {
 	}
 	if err != nil {
 		return &fs.PathError{Op: "stat", Path: "/etc/" + name, Err: err}
-	}
-	if err := os.MkdirAll(filepath.Join(c.to, filepath.Dir(name)), 0o755); err != nil {
-		return err
 	}
 	switch st.Mode & unix.S_IFMT {
 	case unix.S_IFLNK:
@@ -111,10 +121,12 @@ func (c *etcCopy) copy(name string) error {
 }
 
 func (c *etcCopy) copyLink(name string) error {
-	target, err := os.Readlink(filepath.Join("/etc", name))
-	if err != nil {
+	buf := make([]byte, unix.PathMax)
+	n, err := unix.Readlinkat(int(c.from.Fd()), name, buf)
+	if err != nil || n == len(buf) {
 		return nil // it changed under us
 	}
+	target := string(buf[:n])
 	if err := os.Symlink(target, filepath.Join(c.to, name)); err != nil && !errors.Is(err, os.ErrExist) {
 		return err
 	}
@@ -122,12 +134,19 @@ func (c *etcCopy) copyLink(name string) error {
 }
 
 func (c *etcCopy) copyDir(name string) error {
-	if err := os.MkdirAll(filepath.Join(c.to, name), 0o755); err != nil {
+	if err := os.Mkdir(filepath.Join(c.to, name), 0o755); err != nil && !errors.Is(err, os.ErrExist) {
 		return err
 	}
-	entries, err := os.ReadDir(filepath.Join("/etc", name))
+	fd, err := unix.Openat2(int(c.from.Fd()), name, &unix.OpenHow{Flags: unix.O_RDONLY | unix.O_DIRECTORY | unix.O_CLOEXEC,
+		Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS})
 	if err != nil {
 		return nil // not for us, so not for everybody
+	}
+	dir := os.NewFile(uintptr(fd), name)
+	defer dir.Close()
+	entries, err := dir.ReadDir(-1)
+	if err != nil {
+		return nil
 	}
 	for _, e := range entries {
 		if err := c.copy(filepath.Join(name, e.Name())); err != nil {

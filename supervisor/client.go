@@ -53,6 +53,10 @@ func Enter(ctx context.Context, opt EnterOptions, t Terminal) (int, error) {
 		switch {
 		case errors.Is(err, errNoAnswer) && !joined:
 			return 0, cutOff() // the one that we started has failed: another would too
+		case changedIn(err) != nil && canAsk(t):
+			if err := askAboutBase(&plan, *changedIn(err), t); err != nil {
+				return 0, err
+			}
 		case errors.Is(err, errNoAnswer), errors.Is(err, errBusy):
 			// It was just ending, or another client's was first.
 		default:
@@ -98,18 +102,30 @@ func MakePlan(opt EnterOptions) (Plan, error) {
 	if err != nil {
 		return Plan{}, hint(err, "build it with: make; or install both with: make install")
 	}
+	escalate, err := nsenter.FindProgram(escalateProgram)
+	if err != nil {
+		return Plan{}, hint(err, "build it with: make; or install both with: make install")
+	}
 	shell := overlay.HasShell("/bin/bash", "/bin/sh")
-	if shell == "" {
+	if shell == "" && profile.Image == hostImage {
 		return Plan{}, refusal("find a shell: the host has neither /bin/bash nor /bin/sh in /usr", "install bash")
 	}
 	proxy, err := profile.Network.proxyOf(os.Getenv)
 	if err != nil {
 		return Plan{}, err
 	}
+	if err := profile.checkImage(ids); err != nil {
+		return Plan{}, err
+	}
+	volumes, err := findVolumes(profile, dirs, trees)
+	if err != nil {
+		return Plan{}, err
+	}
 	return Plan{
+		Volumes: volumes, OnChange: map[string]string{}, UID: uint32(os.Getuid()), GID: uint32(os.Getgid()),
 		Network: networkPlan{Places: profile.Network.Places, Proxy: proxy},
 		Version: nsenter.Version, DomainID: DomainID(profile.Name, ws.Path), Profile: profile, Workspace: ws, Dirs: dirs,
-		IDs: ids, Runsc: runsc, Init: init, Shell: shell, Served: trees, FailAt: opt.FailAt,
+		IDs: ids, Runsc: runsc, Init: init, Escalate: escalate, Escalation: escalationPlan{Env: profile.Escalation.environ()}, Shell: shell, Served: trees, FailAt: opt.FailAt,
 	}, nil
 }
 
@@ -246,7 +262,12 @@ func runClient(conn *nsenter.Conn, plan Plan, opt EnterOptions, t Terminal) (int
 				if ev.Diagnose {
 					diagnose(t.Warn)
 				}
+				if ev.Changed != nil {
+					return 0, &changedBase{*ev.Changed, ev.Failed}
+				}
 				return 0, ev.Failed
+			case ev.Prompt != nil:
+				s.prompt(conn, *ev.Prompt)
 			case ev.Notice != "":
 				s.notice(ev.Notice)
 			case ev.Report != nil:
@@ -281,9 +302,14 @@ func receive(conn *nsenter.Conn, s stream, events chan<- event, stop <-chan stru
 		if err != nil {
 			return
 		}
-		if ev.Entered != nil {
+		switch {
+		case ev.Entered != nil:
 			s.entered(files)
-		} else {
+		case ev.Prompt != nil && len(files) > 0:
+			if unpack(files, &ev.Prompt.request) != nil {
+				continue // a request that cannot be read is not answered
+			}
+		default:
 			nsenter.CloseAll(files)
 		}
 		select {
@@ -299,6 +325,7 @@ type stream interface {
 	open(*enterRequest) (theirs []*os.File, err error) // fills the request; theirs are the sandbox's ends
 	entered(files []*os.File)                          // the session runs; owns files
 	signal(conn *nsenter.Conn, sig os.Signal) (leave bool)
+	prompt(conn *nsenter.Conn, ev promptEvent)
 	notice(text string) // tells the developer something
 	drain()             // passes on what the sandbox has written before its process ended
 	restore()           // puts the caller's terminal back; idempotent
@@ -349,9 +376,14 @@ func (p *pipes) entered(files []*os.File) {
 
 func (p *pipes) signal(conn *nsenter.Conn, sig os.Signal) bool {
 	if sig != unix.SIGPIPE && sig != unix.SIGWINCH {
-		_ = conn.Send(signalRequest{Signal: int(sig.(unix.Signal))}) // its end is seen by receive
+		_ = conn.Send(clientMessage{Signal: int(sig.(unix.Signal))}) // its end is seen by receive
 	}
 	return false
+}
+
+// prompt: the coordinator asks only on terminals.
+func (p *pipes) prompt(conn *nsenter.Conn, ev promptEvent) {
+	_ = conn.Send(clientMessage{Prompt: &promptReply{Seq: ev.Seq, Op: replyFailed, Text: "the session has no terminal"}})
 }
 
 // drain waits until what the process wrote has been passed on. A process that it left behind may hold the pipes open, so

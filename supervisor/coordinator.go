@@ -2,6 +2,7 @@ package supervisor
 
 import (
 	"bytes"
+	"cmp"
 	"crypto/rand"
 	"encoding/hex"
 	"encoding/json"
@@ -20,6 +21,7 @@ import (
 	"github.com/creack/pty"
 	"golang.org/x/sys/unix"
 
+	"lazaret.dev/lazaret/escalation/client"
 	"lazaret.dev/lazaret/nsenter"
 )
 
@@ -44,6 +46,8 @@ type coordinator struct {
 	plan   Plan
 	domain *nsenter.Process // set before started is closed, nil if the start failed
 	net    *network         // the same
+	base   baseReport       // the same
+	desk   *desk            // the same
 
 	// escalation is the listener on the sidecar's address, where only the Domain's sandbox can connect. Set before started is
 	// closed; it is closed with the network.
@@ -59,6 +63,8 @@ type coordinator struct {
 	joined   bool      // there was a session
 	closing  bool      // the last session has left: no new one
 	left     time.Time // when the last session left
+
+	released chan struct{} // closed when the domain process has given up the image
 
 	idle chan struct{} // receives when the last session has left
 	gone chan string   // receives the reason when the sandbox ended by itself
@@ -88,7 +94,7 @@ func CoordinatorMain(self nsenter.Self) int {
 		return 1
 	}
 	c := &coordinator{plan: plan, started: make(chan struct{}), sessions: map[string]*session{},
-		idle: make(chan struct{}, 1), gone: make(chan string, 1)}
+		released: make(chan struct{}), idle: make(chan struct{}, 1), gone: make(chan string, 1)}
 	go c.accept(ln)
 	go c.serve(self.Control)
 	c.startup = c.startDomain(&u)
@@ -129,8 +135,10 @@ func claim(plan Plan, u *undo) (*net.UnixListener, error) {
 	}
 	u.push(func() { _ = os.Remove(stage) })
 	transient := transientDir(plan)
-	if err := os.MkdirAll(filepath.Dir(transient), 0o700); err != nil {
-		return nil, err
+	for _, dir := range []string{filepath.Dir(transient), domainRoot(plan)} {
+		if err := os.MkdirAll(dir, 0o700); err != nil {
+			return nil, err
+		}
 	}
 	if err := os.RemoveAll(transient); err != nil {
 		return nil, fmt.Errorf("remove what an interrupted run left: %w", err)
@@ -139,6 +147,9 @@ func claim(plan Plan, u *undo) (*net.UnixListener, error) {
 		return nil, err
 	}
 	u.push(func() { _ = os.RemoveAll(transient) })
+	if err := keepDomainRecord(plan); err != nil {
+		return nil, err
+	}
 	_ = os.Remove(filepath.Join(dir.Name(), socketName))
 	ln, err := net.ListenUnix("unixpacket", &net.UnixAddr{Net: "unixpacket", Name: socketPath(dir)})
 	if err != nil {
@@ -208,6 +219,10 @@ func (c *coordinator) startDomain(u *undo) error {
 	if err != nil {
 		return err
 	}
+	desk, err := newDesk(c, u)
+	if err != nil {
+		return err
+	}
 	log, err := os.OpenFile(filepath.Join(domainRoot(c.plan), "domain.log"), os.O_WRONLY|os.O_CREATE|os.O_TRUNC|unix.O_NOFOLLOW, 0o600)
 	if err != nil {
 		return err
@@ -220,8 +235,9 @@ func (c *coordinator) startDomain(u *undo) error {
 		}
 		return err
 	}
-	u.push(p.End)
+	u.push(func() { c.releaseBase(); p.End() })
 	u.push(nw.close) // before the domain process: the way out is closed first
+	u.push(desk.close)
 	var files []*os.File
 	if c.plan.IDs.Kind == nsenter.MapRoot {
 		if files, err = usrOfRoot(); err != nil {
@@ -229,7 +245,7 @@ func (c *coordinator) startDomain(u *undo) error {
 		}
 		defer nsenter.CloseAll(files)
 	}
-	if err := p.Control.Send(nw.domainPlan(), files...); err != nil {
+	if err := p.Control.Send(desk.domainPlan(nw.domainPlan()), files...); err != nil {
 		return fmt.Errorf("start domain process: %w", err)
 	}
 	for ready := false; !ready; {
@@ -238,8 +254,13 @@ func (c *coordinator) startDomain(u *undo) error {
 		switch {
 		case err != nil:
 			return fmt.Errorf("start domain process: %w%s", errGone, tail(log.Name()))
+		case ev.Changed != nil:
+			return &changedBase{*ev.Changed, ev.Failed}
 		case ev.Failed != nil:
 			return ev.Failed
+		case ev.Base != nil:
+			c.base = *ev.Base
+			c.notes = append(c.notes, c.base.Notes...)
 		case ev.Network != nil:
 			nw.connect(p.Control, *ev.Network, files)
 		}
@@ -248,7 +269,10 @@ func (c *coordinator) startDomain(u *undo) error {
 	if err := nw.serve(); err != nil {
 		return err
 	}
-	c.domain, c.net = p, nw
+	if err := desk.open(c.escalation, nw.journal); err != nil {
+		return err
+	}
+	c.domain, c.net, c.desk = p, nw, desk
 	go c.follow()
 	return nil
 }
@@ -280,6 +304,10 @@ func (c *coordinator) follow() {
 		case ev.Gone != "":
 			c.gone <- ev.Gone
 			return
+		case ev.Notice != "":
+			c.notify(ev.Notice)
+		case ev.Released:
+			close(c.released)
 		case ev.Exit != nil:
 			c.mu.Lock()
 			s := c.sessions[ev.Exit.Session]
@@ -383,11 +411,14 @@ func (c *coordinator) serve(conn *nsenter.Conn) {
 			defer c.leave(s) // after the client has its answer
 		}
 		if err != nil {
-			ev = event{Failed: asFailure(err), Busy: errors.Is(err, errBusy), Diagnose: c.startFailed()}
+			changed := changedIn(err)
+			ev = event{Failed: asFailure(err), Changed: changed, Busy: errors.Is(err, errBusy), Diagnose: changed == nil && c.startFailed()}
 		}
 		_ = conn.Send(ev)
 	case req.Op == "network" && req.Network != nil:
 		_ = conn.Send(c.serveNetwork(*req.Network))
+	case req.Op == "requests" && req.Requests != nil:
+		c.serveRequests(conn, *req.Requests)
 	default:
 		_ = conn.Send(event{Failed: &Failure{What: fmt.Sprintf("this coordinator has no operation %q", req.Op)}})
 	}
@@ -484,8 +515,17 @@ func (c *coordinator) runSession(conn *nsenter.Conn, s *session, req enterReques
 	if err := conn.Send(event{Entered: &entered{Session: s.id}}, extra...); err != nil {
 		return event{}, err
 	}
-	exec := &execRequest{Session: s.id, Argv: c.command(req.Argv), Env: c.environment(s, req), Cwd: req.Cwd, TTY: req.TTY}
-	err := c.domain.Control.Send(domainRequest{Exec: exec}, *files...)
+	argv := c.command(req.Argv)
+	if len(argv) == 0 {
+		return event{}, refusal(fmt.Sprintf("start session: the image %s has no shell", c.plan.Profile.Image), "name a program of the image: lazaret enter -- COMMAND")
+	}
+	keys, err := c.desk.join(s.id, conn, master != nil)
+	if err != nil {
+		return event{}, fmt.Errorf("start session: %w", err)
+	}
+	defer c.desk.leave(s.id)
+	exec := &execRequest{Session: s.id, Argv: argv, Env: c.environment(s, req), Cwd: req.Cwd, TTY: req.TTY, Keys: *keys}
+	err = c.domain.Control.Send(domainRequest{Exec: exec}, *files...)
 	nsenter.CloseAll(*files)
 	*files = nil
 	if err != nil {
@@ -498,7 +538,7 @@ func (c *coordinator) runSession(conn *nsenter.Conn, s *session, req enterReques
 	select {
 	case x := <-s.exit:
 		if c.lastToEnd(s) {
-			if lines := report(c.plan, c.before, time.Now()); len(lines) > 0 {
+			if lines := c.report(time.Now()); len(lines) > 0 {
 				_ = conn.Send(event{Report: lines})
 			}
 		}
@@ -553,17 +593,21 @@ func (c *coordinator) notify(text string) {
 	}
 }
 
-// listen passes the client's signals on until it is gone.
+// listen passes on what the client says until it is gone.
 func (c *coordinator) listen(conn *nsenter.Conn, s *session, left chan<- struct{}) {
 	for {
-		var sig signalRequest
-		files, err := conn.Recv(&sig)
-		nsenter.CloseAll(files)
+		var m clientMessage
+		files, err := conn.Recv(&m)
 		if err != nil {
 			close(left)
 			return
 		}
-		c.signal(s, sig.Signal)
+		if m.Prompt != nil {
+			c.desk.reply(s.id, *m.Prompt, files)
+			continue
+		}
+		nsenter.CloseAll(files)
+		c.signal(s, m.Signal)
 	}
 }
 
@@ -586,23 +630,49 @@ func (c *coordinator) hangUp(s *session) {
 	}
 }
 
+// command is what a session runs; empty: the image has no shell.
 func (c *coordinator) command(argv []string) []string {
 	switch {
 	case len(argv) > 0:
 		return argv
 	case len(c.plan.Profile.Command) > 0:
 		return c.plan.Profile.Command
+	case c.base.Shell == "":
+		return nil
 	}
-	return []string{c.plan.Shell, "-l"}
+	return []string{c.base.Shell, "-l"}
 }
 
 // environment is the whole environment of a session's process (SR-3).
 func (c *coordinator) environment(s *session, req enterRequest) []string {
-	return append([]string{
-		"PATH=" + agentHome + "/.local/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
-		"HOME=" + agentHome, "USER=" + agentName, "LOGNAME=" + agentName, "SHELL=" + c.plan.Shell, "PWD=" + req.Cwd,
-		"LAZARET_PROFILE=" + c.plan.Profile.Name, "LAZARET_DOMAIN=" + c.plan.DomainID, "LAZARET_SESSION=" + s.id,
-	}, req.Env...)
+	path := "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+	var env []string
+	for _, kv := range c.base.Env {
+		if v, ok := strings.CutPrefix(kv, "PATH="); ok {
+			path = v
+		} else {
+			env = append(env, kv)
+		}
+	}
+	env = append(env, "PATH="+agentHome+"/.local/bin:"+insideBin+":"+path, "HOME="+agentHome, "USER="+c.base.User, "LOGNAME="+c.base.User,
+		"SHELL="+cmp.Or(c.base.Shell, "/bin/sh"), "PWD="+req.Cwd,
+		"LAZARET_PROFILE="+c.plan.Profile.Name, "LAZARET_DOMAIN="+c.plan.DomainID, "LAZARET_SESSION="+s.id,
+		client.SessionEnv+"="+keysInside(s.id))
+	return lastOfEach(append(env, req.Env...))
+}
+
+// lastOfEach drops the earlier ones of variables that are set twice.
+func lastOfEach(env []string) []string {
+	seen := map[string]bool{}
+	var out []string
+	for _, kv := range slices.Backward(env) {
+		if name, _, _ := strings.Cut(kv, "="); !seen[name] {
+			seen[name] = true
+			out = append(out, kv)
+		}
+	}
+	slices.Reverse(out)
+	return out
 }
 
 // startFailed reports whether the Domain could not be started.

@@ -20,6 +20,12 @@ type Dirs struct {
 	Runtime string // $XDG_RUNTIME_DIR/lazaret: locks, sockets
 }
 
+// domains is the parent of the Domain Roots.
+func (d Dirs) domains() string { return filepath.Join(d.Storage, "domains") }
+
+// transients is the parent of the throw-away layers, one directory per running Domain.
+func (d Dirs) transients() string { return filepath.Join(d.Storage, "transient") }
+
 // FindDirs names the directories from an environment; it makes none.
 func FindDirs(getenv func(string) string) (Dirs, error) {
 	home := getenv("HOME")

@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"lazaret.dev/lazaret/nsenter"
-	"lazaret.dev/lazaret/overlay"
+	"lazaret.dev/lazaret/overlay/compose"
 	"lazaret.dev/lazaret/routes"
 	"lazaret.dev/lazaret/sentry"
 )
@@ -20,7 +20,6 @@ import (
 const (
 	agentName = "agent"
 	agentHome = "/home/agent"
-	initPath  = "/run/lazaret/init" // inside
 )
 
 // domain is the state of the domain process: pid 1, uid 0 and alone in the Domain's namespaces.
@@ -31,9 +30,11 @@ type domain struct {
 	usr     *os.File // see overlay.HostBase.Usr; nil for an ordinary user
 	dir     string   // staging directory: a tmpfs that only these namespaces have
 	runtime nsenter.Runtime
-	sandbox nsenter.Sandbox
-	vital   [2]unix.PollFd   // pidfds of sandbox and gofer; set by the last step of the start
-	network *routes.Topology // set by the step "network"
+	vital   [2]unix.PollFd    // pidfds of sandbox and gofer; set by the last step of the start
+	network *routes.Topology  // set by the step "network"
+	setup   chan networkSetup // one value, from beginNetwork
+	base    *base             // set by the step "base"
+	files   *compose.Result   // set by the step "files"
 
 	mu       sync.Mutex
 	sessions map[string]*nsenter.Running // by Session ID
@@ -53,12 +54,14 @@ func DomainMain(self nsenter.Self) int {
 	}
 	d.reaper = nsenter.NewReaper()
 	if err := d.start(); err != nil {
-		_ = self.Control.Send(domainEvent{Failed: asFailure(err)})
+		d.base.release()
+		_ = self.Control.Send(domainEvent{Failed: asFailure(err), Changed: changedIn(err)})
 		return 1
 	}
-	if err := self.Control.Send(domainEvent{Ready: true}); err != nil {
+	if err := self.Control.Send(domainEvent{Ready: true, Base: d.base.report(d.files)}); err != nil {
 		return 1
 	}
+	go d.watchUsage()
 	d.serve()
 	return 0
 }
@@ -69,9 +72,13 @@ func (d *domain) steps() []step {
 		{"private mounts", d.privateMounts},
 		{"staging directory", d.stage},
 		{"proc", d.mountProc},
-		{"base", d.composeBase},
+		{"network namespaces", d.beginNetwork},
+		{"volumes", d.pinVolumes},
+		{"base", d.openBase},
+		{"escalation", d.composeInside},
 		{"workspace", d.mountServed},
 		{"network", d.makeNetwork},
+		{"files", d.composeFiles},
 		{"bundle", d.writeBundle},
 		{"create", func() error { return d.runtime.Create(d.path("bundle")) }},
 		{"start", d.startSandbox},
@@ -114,7 +121,7 @@ func (d *domain) stage() error {
 	if err := unix.Mount("lazaret", d.dir, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, "mode=0700,size=64m"); err != nil {
 		return fmt.Errorf("mount tmpfs on %s: %w", d.dir, err)
 	}
-	for _, name := range []string{"base", "bundle", "runsc", "logs", "sessions", "served"} {
+	for _, name := range []string{"base", "compose", "bundle", "runsc", "logs", "sessions", "served", "volumes"} {
 		if err := os.Mkdir(d.path(name), 0o700); err != nil {
 			return err
 		}
@@ -129,31 +136,6 @@ func (d *domain) stage() error {
 // mountProc shows this pid namespace; the host's processes are in nobody's view from here on.
 func (d *domain) mountProc() error {
 	return unix.Mount("proc", "/proc", "proc", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, "")
-}
-
-func (d *domain) composeBase() error {
-	b := overlay.HostBase{
-		Dir: d.path("base"),
-		Agent: overlay.Identity{UID: d.plan.IDs.Agent, GID: d.plan.IDs.Agent, Name: agentName, Home: agentHome,
-			Shell: d.plan.Shell},
-		Hostname: d.plan.Profile.Name,
-		Files:    []string{initPath},
-		Usr:      d.usr,
-	}
-	for _, s := range d.plan.Served {
-		if !inTmpfs(s.Path) {
-			b.Dirs = append(b.Dirs, s.Path)
-		}
-	}
-	if err := b.Compose(); err != nil {
-		return err
-	}
-	for from, to := range map[string]string{gitConfigFile: "/etc/gitconfig", excludesFile: excludesInside} {
-		if err := copyInto(filepath.Join(d.plan.Dirs.Runtime, d.plan.DomainID, from), filepath.Join(b.Dir, to)); err != nil {
-			return err
-		}
-	}
-	return overlay.BindReadOnly(d.plan.Init, filepath.Join(b.Dir, initPath))
 }
 
 // sandboxTmpfs are the memory file systems of the sandbox itself.
@@ -204,7 +186,7 @@ func (d *domain) writeBundle() error {
 	p := d.plan.Profile
 	tmp := fmt.Sprintf("size=%d", p.TmpSize)
 	s := nsenter.Sandbox{
-		Root:     d.path("base"),
+		Root:     d.files.Root,
 		NetNS:    d.path(agentNetNS),
 		Hostname: p.Name,
 		Init:     []string{initPath},
@@ -217,6 +199,10 @@ func (d *domain) writeBundle() error {
 			{Target: "/tmp", Type: "tmpfs", Source: "tmpfs", Options: []string{"mode=1777", tmp, "nosuid", "nodev"}},
 		},
 	}
+	for _, m := range d.files.Mounts {
+		s.Mounts = append(s.Mounts, nsenter.Mount{Target: m.Destination, Type: "bind", Source: m.Source, Options: m.Options})
+	}
+	s.Mounts = append(s.Mounts, nsenter.Mount{Target: insideDir, Type: "bind", Source: d.path("shown"), Options: []string{"rbind", "ro", "nosuid", "nodev"}})
 	s.Mounts = append(s.Mounts, servedMounts(d.plan)...)
 	s.Annotations = map[string]string{sentry.RequiredAnnotation: strconv.Itoa(len(d.plan.Served))}
 	d.runtime = nsenter.Runtime{
@@ -225,16 +211,16 @@ func (d *domain) writeBundle() error {
 		Env: []string{sentry.PlanEnv + "=" + filepath.Join(d.plan.Dirs.Runtime, d.plan.DomainID, workspacePlanFile)},
 		Flags: []string{
 			"--ignore-cgroups", "--platform=systrap", "--network=sandbox", "--host-uds=none", "--host-fifo=none",
-			fmt.Sprintf("--overlay2=root:dir=%s,size=%d", transientDir(d.plan), p.EphemeralSize),
+			"--overlay2=" + d.files.Overlay2,
 		},
 	}
 	return s.WriteBundle(d.path("bundle"))
 }
 
 // transientDir is where runsc keeps the throw-away layer: on the Storage Root's disk, since it may be large.
-func transientDir(p Plan) string { return filepath.Join(domainRoot(p), "transient") }
+func transientDir(p Plan) string { return filepath.Join(p.Dirs.transients(), p.DomainID) }
 
-func domainRoot(p Plan) string { return filepath.Join(p.Dirs.Storage, "domains", p.DomainID) }
+func domainRoot(p Plan) string { return filepath.Join(p.Dirs.domains(), p.DomainID) }
 
 func (d *domain) startSandbox() error {
 	if err := d.runtime.StartInit(); err != nil {
@@ -289,6 +275,10 @@ func (d *domain) serve() {
 		case req.Network != nil:
 			nsenter.CloseAll(files)
 			go d.replaceNetwork(*req.Network)
+		case req.Release:
+			nsenter.CloseAll(files)
+			d.base.release()
+			_ = d.control.Send(domainEvent{Released: true})
 		default:
 			nsenter.CloseAll(files)
 		}
@@ -325,7 +315,8 @@ func (d *domain) runSession(req execRequest, files []*os.File) (int, error) {
 	delete(d.sessions, req.Session)
 	d.mu.Unlock()
 	os.RemoveAll(d.path("sessions", req.Session))
-	return status, explainExec(req.Argv, err)
+	d.takeKeys(req.Session)
+	return status, explainExec(d.plan.Profile.Image, req.Argv, err)
 }
 
 func (d *domain) startSession(req execRequest, files []*os.File) (*nsenter.Running, error) {
@@ -336,6 +327,9 @@ func (d *domain) startSession(req execRequest, files []*os.File) (*nsenter.Runni
 	if err := os.Mkdir(dir, 0o700); err != nil {
 		return nil, err
 	}
+	if err := d.giveKeys(req.Session, req.Keys); err != nil {
+		return nil, fmt.Errorf("start session: %w", err)
+	}
 	return d.runtime.Exec(nsenter.Exec{
 		Process: nsenter.AgentProcess(d.plan.IDs.Agent, req.Argv, req.Env, req.Cwd, req.TTY),
 		Stdio:   [3]*os.File(files), TTY: req.TTY, Dir: dir,
@@ -343,11 +337,15 @@ func (d *domain) startSession(req execRequest, files []*os.File) (*nsenter.Runni
 }
 
 // explainExec says what a shell would say when a command cannot be started.
-func explainExec(argv []string, err error) error {
+func explainExec(image string, argv []string, err error) error {
 	switch {
 	case err == nil:
 		return nil
 	case strings.Contains(err.Error(), "no such file or directory"), strings.Contains(err.Error(), "not found"):
+		if image != hostImage {
+			return refusal(fmt.Sprintf("command %q: not found in the sandbox", argv[0]),
+				fmt.Sprintf("the sandbox has the programs of the image %s, the workspace and its own /home/agent", image))
+		}
 		return refusal(fmt.Sprintf("command %q: not found in the sandbox", argv[0]),
 			"the sandbox has the host's /usr, the workspace and its own /home/agent; programs elsewhere on the host are not there")
 	case strings.Contains(err.Error(), "permission denied"):

@@ -6,7 +6,7 @@ import (
 
 // protocolVersion is that of the messages between client and coordinator. A client meets a coordinator of another
 // version when Lazaret was updated while a Domain ran.
-const protocolVersion = 1
+const protocolVersion = 2
 
 // Plan is all that a coordinator is started with: validated, plain data.
 type Plan struct {
@@ -17,9 +17,14 @@ type Plan struct {
 	Served      []served // what the workspace server shows; the workspace is the first
 	Dirs        Dirs
 	IDs         nsenter.IDMap
+	UID, GID    uint32 // the developer's
 	Runsc, Init string // host paths of our programs
+	Escalate    string // the same: the Escalation Client
 	Shell       string // the agent's, inside
 	Network     networkPlan
+	Volumes     []pinnedVolume
+	OnChange    map[string]string // by persistent path: what the developer chose for one of another base
+	Escalation  escalationPlan
 	// FailAt names a step of the start that fails, for tests of the undo.
 	FailAt string
 }
@@ -27,10 +32,11 @@ type Plan struct {
 // request is what a client sends first.
 type request struct {
 	Proto int
-	Op    string // "enter", "network"
+	Op    string // "enter", "network", "requests"
 	Enter *enterRequest
 
-	Network *networkCall
+	Network  *networkCall
+	Requests *requestsCall
 }
 
 // enterRequest asks for a Client Session. Without TTY, three descriptors come with it: the sandbox's ends of pipes for
@@ -44,8 +50,11 @@ type enterRequest struct {
 	Rows, Cols uint16
 }
 
-// signalRequest asks, during a session without a terminal, to signal its process.
-type signalRequest struct{ Signal int }
+// clientMessage is what a client sends during its session.
+type clientMessage struct {
+	Signal int          // without a terminal: signal the process
+	Prompt *promptReply // with a terminal
+}
 
 // event is what a coordinator sends. The first one of a session is Entered or Failed.
 type event struct {
@@ -57,7 +66,11 @@ type event struct {
 	Exit     *int     // the session's process ended with this status; nothing follows
 	Busy     bool     // another coordinator has the Domain: ask that one
 
-	Network *networkState // the answer to a networkCall
+	Network  *networkState // the answer to a networkCall
+	Requests bool          // the answer to a requestsCall; a list comes as a payload
+	Prompt   *promptEvent
+
+	Changed *ChangedAnchor // with Failed: the start waits for a choice
 }
 
 // entered tells that the session runs; for a terminal, the master side of its PTY comes with it.
@@ -68,6 +81,7 @@ type domainRequest struct {
 	Exec    *execRequest // three descriptors come with it
 	Signal  *execSignal
 	Network *networkReplace
+	Release bool // give up the image; the Domain ends
 }
 
 type execRequest struct {
@@ -75,6 +89,7 @@ type execRequest struct {
 	Argv, Env []string
 	Cwd       string
 	TTY       bool
+	Keys      sessionKeys
 }
 
 type execSignal struct {
@@ -90,6 +105,11 @@ type domainEvent struct {
 	Network *networkReady
 	Exit    *execExit
 	Gone    string // the sandbox ended, and why
+	// Base comes with Ready.
+	Base     *baseReport
+	Changed  *ChangedAnchor // with Failed
+	Notice   string         // a line for the developer
+	Released bool           // the answer to Release
 }
 
 type execExit struct {

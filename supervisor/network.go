@@ -26,6 +26,7 @@ import (
 const (
 	factsTimeout  = 5 * time.Second  // the first look at the host's network
 	shedNotices   = time.Minute      // between notices about connections that the sandbox had too many of
+	watchPause    = time.Second      // between attempts to watch the host
 	helperTimeout = 10 * time.Second // the start of a helper, one change of the policy, one answer of the domain process
 )
 
@@ -68,6 +69,7 @@ type network struct {
 	seq      int
 	ill      illness
 	next     time.Time // when the next live rule ends, by the wall clock; zero: never
+	unseen   time.Time // when to try again to watch the host; zero: it is watched
 	shed     time.Time // of the last notice about connections given up
 }
 
@@ -280,6 +282,8 @@ func (n *network) run() {
 			}
 		case <-n.sidecarDied():
 			n.helperDied(&n.ill.sidecar, "sidecar", "")
+		case <-after(n.unseen):
+			n.watchAgain()
 		case <-atWallTime(n.next):
 			n.refresh()
 		case <-after(n.ill.retry):
@@ -334,12 +338,17 @@ func (n *network) hostChanged(f routes.HostFacts, ok bool) {
 	default:
 		// Nobody tells us of a new address of the host any more, so nothing may go out until somebody does.
 		n.shut("the host's network could no longer be watched")
-		facts, err := routes.WatchHost(n.ctx)
-		if err != nil {
-			facts = nil
-			n.tell("network: " + err.Error() + "; there is no network until all sessions are left")
-		}
-		n.facts = facts // the first ones come at once
+		n.watchAgain()
+	}
+}
+
+// watchAgain looks for the host's network until it finds it; the first facts come at once then.
+func (n *network) watchAgain() {
+	n.unseen = time.Time{}
+	var err error
+	if n.facts, err = routes.WatchHost(n.ctx); err != nil {
+		n.facts, n.unseen = nil, time.Now().Add(watchPause)
+		n.journal.write("network.unwatched", err.Error())
 	}
 }
 

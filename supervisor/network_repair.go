@@ -64,15 +64,16 @@ func (n *network) helperDied(dead *bool, name, why string) {
 	n.tell(text)
 }
 
-// repair replaces what is dead, the sidecar first, under the present policy.
+// repair replaces what is dead under the present policy: the uplink first, as the routes that a new sidecar needs lead to its
+// link. Without a sidecar nothing is forwarded to the new uplink.
 func (n *network) repair() {
 	n.ill.retry = time.Time{}
 	if n.ill.shut {
 		return // enforce comes back to it
 	}
-	err := n.ctl.Replace(n.replaceSidecar)
+	err := n.ctl.Replace(n.replaceUplink)
 	if err == nil {
-		err = n.ctl.Replace(n.replaceUplink)
+		err = n.ctl.Replace(n.replaceSidecar)
 	}
 	switch {
 	case n.ctx.Err() != nil:

@@ -31,8 +31,13 @@ const DefaultProfile = "default"
 type Profile struct {
 	Name string `toml:"-"`
 
-	// Image is the base of the sandbox's root file system: "host" is the host's own /usr, read-only.
+	// Image is the base of the sandbox's root file system: "host" is the host's own /usr, read-only; else the reference of an
+	// image that was pulled.
 	Image string `toml:"image"`
+	// Persist are the paths whose State Anchors keep what the agent writes there (FR-4).
+	Persist []string `toml:"persist"`
+	// Volumes are further host paths.
+	Volumes []Volume `toml:"volume"`
 	// Command is what a session runs when the command line names nothing; empty is the agent's shell.
 	Command []string `toml:"command"`
 	// PassEnv names the variables of the caller's environment that a session gets; a trailing * matches any ending.
@@ -48,6 +53,9 @@ type Profile struct {
 	AllowGitConfig []string `toml:"allow_git_config"`
 	// EphemeralSize bounds what may be written outside of workspace and persistent paths; it is thrown away at the end.
 	EphemeralSize Size `toml:"ephemeral_size"`
+	// PersistSize and IgnoredSize are watched: the developer is told, the agent is not stopped. 0 is no limit.
+	PersistSize Size `toml:"persist_size"`
+	IgnoredSize Size `toml:"ignored_size"`
 	// TmpSize bounds /tmp and /dev/shm, which are memory.
 	TmpSize Size `toml:"tmp_size"`
 	// Processes and OpenFiles bound the agent (RLIMIT_NPROC, RLIMIT_NOFILE).
@@ -57,6 +65,8 @@ type Profile struct {
 	Linger Duration `toml:"linger"`
 	// Network is the Domain's egress policy, its resolvers and its proxy.
 	Network Network `toml:"network"`
+	// Escalation is what the sandbox may ask to have run on the host.
+	Escalation Escalation `toml:"escalation"`
 }
 
 // Size is a number of bytes, written like "4g".
@@ -68,6 +78,7 @@ func (s *Size) UnmarshalText(b []byte) error {
 	for i, suffix := range []string{"k", "m", "g", "t"} {
 		if t, ok := strings.CutSuffix(text, suffix); ok {
 			text, shift = t, 10*(i+1)
+			break
 		}
 	}
 	n, err := strconv.ParseUint(text, 10, 64)
@@ -186,6 +197,10 @@ func parseProfile(b []byte, file string, base Profile) (Profile, error) {
 	if err := p.Network.check(); err != nil {
 		return p, err
 	}
+	p.Escalation.Places = findRulePlaces(file, b)
+	if err := p.Escalation.check(); err != nil {
+		return p, err
+	}
 	if err := p.validate(); err != nil {
 		return p, hint(fmt.Errorf("%s: %w", file, err), "correct the file; docs/configuration.md has the keys")
 	}
@@ -195,8 +210,6 @@ func parseProfile(b []byte, file string, base Profile) (Profile, error) {
 // validate checks what types cannot.
 func (p Profile) validate() error {
 	switch {
-	case p.Image != "host":
-		return fmt.Errorf("image = %q: only \"host\" is supported", p.Image)
 	case p.EphemeralSize < 16<<20:
 		return fmt.Errorf("ephemeral_size: %d bytes are too few, give at least \"16m\"", p.EphemeralSize)
 	case p.TmpSize < 1<<20:
@@ -205,6 +218,9 @@ func (p Profile) validate() error {
 		return fmt.Errorf("processes = %d: give at least 16", p.Processes)
 	case p.OpenFiles < 64 || p.OpenFiles > 1<<20:
 		return fmt.Errorf("open_files = %d: give 64 to 1048576", p.OpenFiles)
+	}
+	if err := p.validateStorage(); err != nil {
+		return err
 	}
 	if _, err := route.NewHeld(p.held(), nil); err != nil {
 		return fmt.Errorf("hold: %w", err)

@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"lazaret.dev/lazaret/sentry"
@@ -39,8 +40,12 @@ type WorkspaceOptions struct {
 
 // remembered is the workspace as a Domain found it.
 type remembered struct {
-	status   *review.Status
-	baseline *review.Baseline
+	started  time.Time
+	baseline *review.Baseline // as the Domain found it
+
+	mu     sync.Mutex
+	status *review.Status   // as the developer knows it
+	told   *review.Baseline // likewise
 }
 
 // savedBaseline outlives the Domain, for lazaret workspace status.
@@ -111,8 +116,9 @@ func remember(p Plan, setup *workspaceSetup) *remembered {
 		return nil
 	}
 	defer r.Close()
-	m := &remembered{status: r.status(), baseline: r.trees[0].Baseline()}
-	_ = saveBaseline(p, &savedBaseline{Started: time.Now(), Baseline: m.baseline})
+	m := &remembered{started: time.Now(), status: r.status(), baseline: r.trees[0].Baseline()}
+	m.told = m.baseline
+	_ = saveBaseline(p, &savedBaseline{Started: m.started, Baseline: m.baseline})
 	return m
 }
 
@@ -136,26 +142,46 @@ func loadBaseline(p Plan) (*savedBaseline, error) {
 	return &s, nil
 }
 
-// report is what the developer is told when the last session ends: what is new since the Domain started.
-func report(p Plan, before *remembered, now time.Time) []string {
-	setup, err := setupWorkspace(p)
-	if err != nil || before == nil {
+// reportPatience is how long the report may keep a session from ending; the sandbox decides how much there is to look at.
+const reportPatience = 3 * time.Second
+
+// report is what the developer is told when the last session ends: what is new since the Domain started, or since he was
+// told before. Only one call runs at a time.
+func (c *coordinator) report(now time.Time) []string {
+	if c.before == nil {
 		return nil
+	}
+	done := make(chan []string, 1)
+	go func() { done <- c.before.news(c.plan, now) }()
+	select {
+	case lines := <-done:
+		return lines
+	case <-time.After(reportPatience):
+		return []string{"the workspace has too much to look at for a short report; see: lazaret workspace status"}
+	}
+}
+
+func (m *remembered) news(p Plan, now time.Time) []string {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	setup, err := setupWorkspace(p)
+	if err != nil {
+		return []string{fmt.Sprintf("the workspace could not be looked at: %v", err)}
 	}
 	r, err := openReview(p, setup)
 	if err != nil {
 		return []string{fmt.Sprintf("the workspace could not be looked at: %v", err)}
 	}
 	defer r.Close()
-	fresh := r.status().Since(before.status)
-	fresh.Reported = before.baseline.Changes(r.trees[0].Baseline())
-	if s, err := loadBaseline(p); err == nil {
-		s.Ended, s.Changes = now, nil
-		for _, c := range fresh.Reported {
-			s.Changes = append(s.Changes, savedChange{[]byte(c.Path), c.What})
-		}
-		_ = saveBaseline(p, s)
+	status, baseline := r.status(), r.trees[0].Baseline()
+	fresh := status.Since(m.status)
+	fresh.Reported = m.told.Changes(baseline)
+	m.status, m.told = status, baseline
+	saved := &savedBaseline{Started: m.started, Baseline: m.baseline, Ended: now}
+	for _, c := range m.baseline.Changes(baseline) {
+		saved.Changes = append(saved.Changes, savedChange{[]byte(c.Path), c.What})
 	}
+	_ = saveBaseline(p, saved) // status then compares with the baseline itself
 	return fresh.Brief(now)
 }
 

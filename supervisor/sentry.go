@@ -284,7 +284,7 @@ func heldPaths(p Plan, e *gitconfig.Effective) (out []string) {
 	if err == nil {
 		files = append(files, self)
 	}
-	files = append(files, p.Runsc, p.Init)
+	files = append(files, p.Runsc, p.Init, p.Escalate)
 	for _, f := range files {
 		if f, err := canonicalPrefix(f); err == nil && f != p.Workspace.Path && within(f, p.Workspace.Path) {
 			rel, _ := filepath.Rel(p.Workspace.Path, f)

@@ -3,7 +3,6 @@ package supervisor
 import (
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"sync"
 	"time"
@@ -12,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 	"golang.org/x/term"
 
+	"lazaret.dev/lazaret/escalation/prompt"
 	"lazaret.dev/lazaret/nsenter"
 )
 
@@ -22,10 +22,15 @@ const drainQuiet = 50 * time.Millisecond
 // terminal carries a session on the developer's terminal, which it puts into raw mode. The session's own terminal is the
 // pseudo-terminal whose master we hold: bytes go between the two unchanged (FR-8).
 type terminal struct {
-	term   Terminal
-	master *os.File
-	done   chan struct{} // closed when all output has been passed on
-	modes  modeTracker
+	term    Terminal
+	master  *os.File
+	done    chan struct{} // closed when all output has been passed on
+	prompts prompter
+	notices chan string
+
+	tty   sync.Mutex   // held while the developer's terminal is read or written, and by a prompt for as long as it is up
+	modes prompt.Modes // guarded by tty
+	over  bool         // the terminal is the caller's again; guarded by tty
 
 	mu    sync.Mutex
 	saved *term.State // the caller's modes; nil when they are in force
@@ -46,12 +51,14 @@ func (t *terminal) entered(files []*os.File) {
 		nsenter.CloseAll(files)
 		return
 	}
+	t.notices = make(chan string, 16)
 	t.mu.Lock()
 	t.master, t.done = files[0], make(chan struct{})
 	t.saved, _ = term.MakeRaw(int(t.term.In.Fd())) // on failure the session works without
 	t.mu.Unlock()
 	t.resize() // it may have changed since we asked
-	go func() { _, _ = io.Copy(t.master, t.term.In) }()
+	go t.tell()
+	go t.typed()
 	go t.carry()
 }
 
@@ -62,8 +69,11 @@ func (t *terminal) carry() {
 	for {
 		n, err := t.master.Read(buf)
 		if n > 0 {
-			t.modes.Write(buf[:n])
-			if _, werr := t.term.Out.Write(buf[:n]); werr != nil {
+			t.tty.Lock()
+			t.modes.Feed(buf[:n])
+			_, werr := t.term.Out.Write(buf[:n])
+			t.tty.Unlock()
+			if werr != nil {
 				return
 			}
 			t.mu.Lock()
@@ -98,7 +108,10 @@ func (t *terminal) signal(_ *nsenter.Conn, sig os.Signal) bool {
 	return false
 }
 
+func (t *terminal) prompt(conn *nsenter.Conn, ev promptEvent) { t.prompts.take(conn, ev, t.ask) }
+
 func (t *terminal) drain() {
+	t.prompts.close()
 	if t.done == nil {
 		return
 	}
@@ -134,17 +147,37 @@ func (t *terminal) notice(text string) {
 		t.term.Warn("%s", text)
 		return
 	}
-	fmt.Fprintf(t.term.Err, "\r\nlazaret: warning: %s\r\n", text)
+	select {
+	case t.notices <- text:
+	default: // more than anybody reads
+	}
+}
+
+// tell writes notices, when no prompt is up.
+func (t *terminal) tell() {
+	for text := range t.notices {
+		t.tty.Lock()
+		if t.over {
+			t.term.Warn("%s", text)
+		} else {
+			fmt.Fprintf(t.term.Err, "\r\nlazaret: warning: %s\r\n", text)
+		}
+		t.tty.Unlock()
+	}
 }
 
 // restore puts back the terminal's modes, those of the kernel and those that the sandbox's output has set.
 func (t *terminal) restore() {
+	t.prompts.close()
+	t.tty.Lock()
+	defer t.tty.Unlock()
+	t.over = true
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.saved == nil {
 		return
 	}
-	_, _ = t.term.Out.WriteString(t.modes.Undo())
+	_, _ = t.term.Out.WriteString(t.modes.Reset())
 	// Answers of the terminal to queries of the sandbox are still on their way; nobody must read them as typed.
 	if err := term.Restore(int(t.term.In.Fd()), t.saved); err != nil && !errors.Is(err, unix.EIO) {
 		t.term.Warn("restore the terminal: %v; type: stty sane", err)

@@ -84,6 +84,7 @@ func find(text string) (out []process) {
 const (
 	coordinator = "lazaret [coordinator]"
 	domain      = "lazaret [domain]"
+	uplink      = "lazaret [uplink]"
 	sandbox     = "runsc-sandbox"
 	gofer       = "runsc-gofer"
 )
@@ -132,15 +133,19 @@ func (b *box) wantNoMount() {
 	}
 }
 
-// transients lists the files that must go with a Domain: all of the runtime directory, and the throw-away layer.
+// transients lists the files that must go with a Domain: all of the runtime directory but the image store's own, and the
+// throw-away layer.
 func (b *box) transients() (out []string) {
 	_ = filepath.WalkDir(filepath.Join(b.runtime, "lazaret"), func(p string, e os.DirEntry, err error) error {
+		if e != nil && e.Name() == ".img" {
+			return filepath.SkipDir
+		}
 		if p != filepath.Join(b.runtime, "lazaret") {
 			out = append(out, p)
 		}
 		return nil
 	})
-	found, _ := filepath.Glob(filepath.Join(b.storage(), "domains/*/transient"))
+	found, _ := filepath.Glob(filepath.Join(b.storage(), "transient/*"))
 	slices.Sort(out)
 	return append(out, found...)
 }
@@ -168,7 +173,8 @@ func (b *box) wantNothingLeft() {
 
 func (b *box) showLogs() {
 	logs, _ := filepath.Glob(filepath.Join(b.storage(), "domains/*/domain.log"))
-	for _, l := range logs {
+	journals, _ := filepath.Glob(filepath.Join(b.storage(), "domains/*/journal.jsonl"))
+	for _, l := range append(logs, journals...) {
 		if text, _ := os.ReadFile(l); len(text) > 0 {
 			b.t.Logf("%s:\n%s", l, clip(string(text)))
 		}

@@ -3,10 +3,12 @@ package tests
 import (
 	"encoding/binary"
 	"errors"
+	"flag"
 	"fmt"
 	"io"
 	"io/fs"
 	"net"
+	"net/http"
 	"net/netip"
 	"os"
 	"os/exec"
@@ -37,6 +39,7 @@ const (
 	internet  = "203.0.113.10"
 	internet2 = "203.0.113.20"
 	resolver  = "10.1.2.53" // private: the host may ask it, the agent may not
+	proxyAddr = "10.1.2.3:3128"
 )
 
 // private is what the agent must not reach unless the profile allows it.
@@ -59,7 +62,11 @@ func inLab(t *testing.T) bool {
 		needsProgram(t, "newuidmap")
 		args = append([]string{"--user", "--map-root-user", "--map-auto"}, args...)
 	}
-	cmd := exec.Command(needsProgram(t, "unshare"), append(args, exe, "-test.run=^"+t.Name()+"$", "-test.v", "-test.timeout=15m")...)
+	pattern := "^" + t.Name() + "$"
+	if _, sub, ok := strings.Cut(flag.Lookup("test.run").Value.String(), "/"); ok {
+		pattern += "/" + sub
+	}
+	cmd := exec.Command(needsProgram(t, "unshare"), append(args, exe, "-test.run="+pattern, "-test.v", "-test.timeout=15m")...)
 	cmd.Env = append(os.Environ(), labEnv+"=1", "LAZARET_BIN="+binDir)
 	var out strings.Builder
 	cmd.Stdout, cmd.Stderr = &out, &out
@@ -158,7 +165,7 @@ func (l *lab) makeWorld() error {
 			return err
 		}
 	}
-	if err := l.serveDNS(); err != nil {
+	if err := errors.Join(l.serveDNS(), l.serveProxy()); err != nil {
 		return err
 	}
 	// Back to the host for its own services: a socket stays where it was made.
@@ -240,7 +247,7 @@ func (l *lab) serveDNS() error {
 	if err != nil {
 		return err
 	}
-	answers := map[string]string{"good.test.": internet, "rebind.test.": "10.1.2.3"}
+	answers := map[string]string{"good.test.": internet, "rebind.test.": "10.1.2.3", "proxy.test.": "10.1.2.3"}
 	handler := dns.HandlerFunc(func(w dns.ResponseWriter, q *dns.Msg) {
 		m := new(dns.Msg).SetReply(q)
 		a, known := answers[q.Question[0].Name]
@@ -255,6 +262,52 @@ func (l *lab) serveDNS() error {
 	go func() { _ = (&dns.Server{PacketConn: udp, Handler: handler}).ActivateAndServe() }()
 	go func() { _ = (&dns.Server{Listener: tcp, Handler: handler}).ActivateAndServe() }()
 	return nil
+}
+
+// serveProxy offers an HTTP proxy on a private address, which the host may use and the agent may not.
+func (l *lab) serveProxy() error {
+	ln, err := net.Listen("tcp", proxyAddr)
+	if err != nil {
+		return err
+	}
+	world, err := os.Open("/proc/thread-self/ns/net")
+	if err != nil {
+		return err
+	}
+	connect := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		l.visit("proxy " + r.Host + " " + r.Header.Get("Proxy-Authorization"))
+		var out net.Conn
+		err := inNamespace(world, func() (err error) { out, err = net.DialTimeout("tcp", r.Host, time.Second); return err })
+		if err != nil {
+			http.Error(w, err.Error(), http.StatusBadGateway)
+			return
+		}
+		w.WriteHeader(http.StatusOK)
+		in, _, err := http.NewResponseController(w).Hijack()
+		if err != nil {
+			out.Close()
+			return
+		}
+		go func() { _, _ = io.Copy(out, in); out.Close() }()
+		_, _ = io.Copy(in, out)
+		in.Close()
+	})
+	go func() { _ = http.Serve(ln, connect) }()
+	return nil
+}
+
+// inNamespace runs f on a thread in a network namespace.
+func inNamespace(ns *os.File, f func() error) error {
+	errc := make(chan error)
+	go func() {
+		runtime.LockOSThread() // the thread ends with the goroutine
+		if err := unix.Setns(int(ns.Fd()), unix.CLONE_NEWNET); err != nil {
+			errc <- err
+			return
+		}
+		errc <- f()
+	}()
+	return <-errc
 }
 
 func (l *lab) visit(what string) {

@@ -34,7 +34,10 @@ func TestNetwork(t *testing.T) {
 	t.Run("SR6Reload", l.testReload)
 	t.Run("SR6HelperDies", l.testHelperDies)
 	t.Run("SR6HostChanges", l.testHostChanges)
+	t.Run("SR6NoPolicyFits", l.testNoPolicyFits)
+	t.Run("SR6HungHelper", l.testHungHelper)
 	t.Run("HostTables", l.testHostTables)
+	t.Run("Proxy", l.testProxy)
 }
 
 // forbidden lists where packets went that the default policy denies. The resolver is asked by the uplink.
@@ -179,10 +182,12 @@ func (l *lab) testLiveChange(t *testing.T) {
 		t.Errorf("deny says %q", out)
 	}
 	begin := time.Now()
+	b.waitFile("cut")
+	cut := time.Since(begin)
 	if s := said(); !strings.Contains(s, "reset by peer") || !strings.Contains(s, "connections were cut: the policy now forbids them") {
 		t.Errorf("a forbidden flow must be reset, and the session told: %s", s)
 	}
-	t.Logf("a forbidden flow's client ended %v after the change", time.Since(begin).Round(time.Millisecond))
+	t.Logf("a forbidden flow was cut %v after the change", cut.Round(time.Millisecond))
 	if s := l.probe(b, "tcp:"+at)["tcp:"+at]; s == "ok" {
 		t.Errorf("SR-6: %s is open although denied", at)
 	}
@@ -249,7 +254,7 @@ func (l *lab) testHelperDies(t *testing.T) {
 	at := fmt.Sprintf("%s:%d", internet, echoPort)
 	must(t, os.WriteFile(filepath.Join(b.ws, "hammer"), nil, 0o644))
 	w := l.listen(t)
-	attack := l.session(b, "hammer:10.1.2.3:7")
+	attack, use := l.session(b, "hammer:10.1.2.3:7"), l.session(b, "hammer:"+at)
 	b.waitFile("hammering")
 	for _, title := range []string{uplinkTitle, sidecarTitle} {
 		// With the coordinator stopped nobody repairs: what is seen is the kernel's doing alone.
@@ -260,6 +265,7 @@ func (l *lab) testHelperDies(t *testing.T) {
 		must(t, syscall.Kill(coord, syscall.SIGSTOP))
 		old := b.theOne(title).pid
 		l.visits()
+		eventually(t, 20*time.Second, "an allowed destination in use", func() bool { return l.visitsOf("tcp "+internet) > 2 })
 		must(t, syscall.Kill(old, syscall.SIGKILL))
 		time.Sleep(100 * time.Millisecond)
 		before := l.visitsOf("tcp " + internet)
@@ -268,7 +274,8 @@ func (l *lab) testHelperDies(t *testing.T) {
 		if n := l.visitsOf("tcp "+internet) - before; n != 0 {
 			t.Errorf("SR-6: %d connections after the death of the %s", n, title)
 		}
-		if n := w.count(internet) - packets; title == sidecarTitle && n > 2 { // its end is being closed
+		// A live uplink still closes at the far end what it had opened.
+		if n := w.count(internet) - packets; title == uplinkTitle && n > 0 {
 			t.Errorf("SR-6: %d packets more than 100 ms after the death of the %s", n, title)
 		}
 		must(t, syscall.Kill(coord, syscall.SIGCONT))
@@ -280,11 +287,7 @@ func (l *lab) testHelperDies(t *testing.T) {
 			if s := said(); !strings.Contains(s, "its uplink ended; nothing passes until it is replaced") || strings.Contains(s, "never cut") {
 				t.Errorf("the session of a cut flow: %s", s)
 			}
-		} else {
-			for _, p := range find("lazaret enter") { // its flow may go on: the new sidecar has the same routes
-				_ = p
-			}
-		}
+		} // the sidecar's routes have a successor: the flow may go on, and ends with the test
 	}
 	must(t, os.Remove(filepath.Join(b.ws, "hammer")))
 	if s := attack(); !strings.HasPrefix(s, "0 of ") || strings.HasPrefix(s, "0 of 0") {
@@ -292,6 +295,7 @@ func (l *lab) testHelperDies(t *testing.T) {
 	} else {
 		t.Logf("denied connections that worked: %s", strings.SplitN(s, "\n", 2)[0])
 	}
+	t.Logf("allowed connections that worked, deaths included: %s", strings.SplitN(use(), "\n", 2)[0])
 	for _, s := range forbidden(w.sent()) {
 		t.Errorf("SR-6: a packet went to %s", s)
 	}
@@ -358,6 +362,71 @@ func (l *lab) testHostChanges(t *testing.T) {
 		t.Error(s)
 	}
 	release()
+}
+
+// testNoPolicyFits gives the host more addresses than a policy can name: nothing may pass until it has fewer.
+func (l *lab) testNoPolicyFits(t *testing.T) {
+	b := l.box(t, "")
+	_, release := b.hold()
+	h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
+	must(t, err)
+	defer h.Close()
+	lo, err := h.LinkByName("lo")
+	must(t, err)
+	addrs := make([]*netlink.Addr, 2100)
+	for i := range addrs {
+		addrs[i], err = netlink.ParseAddr(fmt.Sprintf("10.200.%d.%d/32", i/250, i%250+1))
+		must(t, err, h.AddrAdd(lo, addrs[i]))
+	}
+	eventually(t, 10*time.Second, "no uplink", func() bool { return len(find(uplinkTitle)) == 0 })
+	time.Sleep(500 * time.Millisecond)
+	target := fmt.Sprintf("tcp:%s:%d", internet, echoPort)
+	if s := l.probe(b, target)[target]; s == "ok" || len(find(uplinkTitle)) != 0 {
+		t.Errorf("SR-6: open without a policy: %s", s)
+	}
+	for _, a := range addrs {
+		must(t, h.AddrDel(lo, a))
+	}
+	eventually(t, 30*time.Second, "open again", func() bool { return l.probe(b, target)[target] == "ok" })
+	release()
+}
+
+// testHungHelper stops the sidecar, so that a change cannot be made: both helpers are replaced under the new policy.
+func (l *lab) testHungHelper(t *testing.T) {
+	b := l.box(t, "")
+	_, release := b.hold()
+	side, up := b.theOne(sidecarTitle).pid, b.theOne(uplinkTitle).pid
+	must(t, syscall.Kill(side, syscall.SIGSTOP))
+	b.ok(b.lazaret("network", "deny", internet2+"/32"))
+	eventually(t, 10*time.Second, "both replaced", func() bool {
+		s, u := find(sidecarTitle), find(uplinkTitle)
+		return len(s) == 1 && s[0].pid != side && len(u) == 1 && u[0].pid != up
+	})
+	eventually(t, 30*time.Second, "the network works", func() bool { return l.probe(b, targets(internet)...)[targets(internet)[0]] == "ok" })
+	if s := l.probe(b, targets(internet2)...)[targets(internet2)[0]]; s == "ok" {
+		t.Error("SR-6: the change was lost")
+	}
+	release()
+}
+
+// testProxy sends all TCP through the developer's proxy, named by a variable; the agent cannot reach the proxy itself.
+func (l *lab) testProxy(t *testing.T) {
+	b := l.box(t, `proxy_env = "MY_PROXY"`)
+	b.extra = []string{"MY_PROXY=http://me:secret@proxy.test:3128"}
+	l.visits()
+	at := fmt.Sprintf("tcp:%s:%d", internet, echoPort)
+	said := l.probe(b, at, "tcp:"+proxyAddr, "tcp:10.1.2.3:7")
+	if said[at] != "ok" || said["tcp:"+proxyAddr] == "ok" || said["tcp:10.1.2.3:7"] == "ok" {
+		t.Errorf("%v", said)
+	}
+	v := l.visits()
+	want := fmt.Sprintf("proxy %s:%d Basic bWU6c2VjcmV0", internet, echoPort)
+	if v[want] != 1 || v["tcp "+internet] != 1 || len(v) != 2 {
+		t.Errorf("visits %v", v)
+	}
+	b.extra = []string{"MY_PROXY=http://nowhere.test:3128"}
+	b.refused(b.enter("true"), "find the proxy", "nowhere.test", "lazaret: hint:")
+	b.wantNothingLeft()
 }
 
 // testHostTables uses the host's search domains and hosts file, and a resolver of the profile.

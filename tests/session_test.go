@@ -244,13 +244,13 @@ func TestSessionStartsInCurrentDirectory(t *testing.T) {
 		t.Errorf("want to start in %s, in the work tree: %q", sub, out)
 	}
 	link := filepath.Join(b.dir, "link")
-	if err := os.Symlink(sub, link); err != nil {
+	if err := os.Symlink(b.ws, link); err != nil {
 		t.Fatal(err)
 	}
 	cmd = b.lazaret("enter", "--workspace", link, "--", "pwd")
 	cmd.Dir = b.home
-	if out := b.ok(cmd); out != sub+"\n" {
-		t.Errorf("want the workspace's canonical name %s: %q", sub, out)
+	if out := b.ok(cmd); out != b.ws+"\n" {
+		t.Errorf("want the workspace's canonical name %s: %q", b.ws, out)
 	}
 }
 

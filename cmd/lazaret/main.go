@@ -9,7 +9,9 @@ import (
 	"os"
 
 	"github.com/spf13/cobra"
+	"go.podman.io/storage/pkg/reexec"
 
+	"lazaret.dev/lazaret/escalation"
 	"lazaret.dev/lazaret/nsenter"
 	"lazaret.dev/lazaret/routes"
 	"lazaret.dev/lazaret/supervisor"
@@ -19,11 +21,16 @@ import (
 const exitFailed = 125
 
 func main() {
+	if reexec.Init() {
+		return // this process was the storage library's, to unpack a layer
+	}
 	nsenter.Main(map[string]func(nsenter.Self) int{
 		"coordinator": supervisor.CoordinatorMain,
 		"domain":      supervisor.DomainMain,
 		"probe":       supervisor.ProbeMain,
+		"storage":     supervisor.StorageMain,
 	}, map[string]func() int{
+		"runner":  escalation.RunnerMain,
 		"sidecar": routes.SidecarMain,
 		"uplink":  routes.UplinkMain,
 	})
@@ -43,7 +50,8 @@ func run(args []string, in, out, errOut *os.File) int {
 	root.SetOut(out)
 	root.SetErr(errOut)
 	root.AddCommand(enterCommand(&status, in, out, errOut), doctorCommand(&status, out), networkCommand(&status, out),
-		workspaceCommand(in, out, errOut))
+		workspaceCommand(in, out, errOut), imageCommand(out, errOut), anchorCommand(in, out, errOut), gcCommand(&status, out),
+		requestsCommand(in, out), rulesCommand(&status, out))
 	if err := root.Execute(); err != nil {
 		printError(errOut, err)
 		if status == 0 {

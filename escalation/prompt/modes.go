@@ -15,7 +15,9 @@ type Modes struct {
 	private map[int]bool // DEC private modes that differ from the terminal's start
 	keypad  bool         // application keypad
 	kitty   [2][]int     // keyboard flags pushed, on the main and the alternate screen
+	flags   bool         // keyboard flags were set without a push
 	other   int          // modifyOtherKeys
+	styled  bool         // colours or attributes are on
 	region  string       // scroll region, parameters of DECSTBM
 	charset [2]bool      // G0, G1 hold line-drawing
 	shifted bool         // G1 is in use
@@ -27,12 +29,14 @@ type Modes struct {
 
 // tracked are the private modes that enter changes, with their state at a terminal's start.
 var tracked = map[int]bool{1: false, 5: false, 6: false, 7: true, 25: true, 47: false, 69: false, 1000: false, 1001: false, 1002: false,
-	1003: false, 1004: false, 1005: false, 1006: false, 1015: false, 1016: false, 1047: false, 1049: false, 2004: false, 2026: false}
+	1003: false, 1004: false, 1005: false, 1006: false, 1015: false, 1016: false, 1047: false, 1049: false, 2004: false, 2026: false,
+	9: false, 66: false, 2031: false, 2048: false}
 
 // Feed takes output.
 func (m *Modes) Feed(p []byte) {
 	for _, c := range p {
 		switch {
+		case c >= 0x20 && m.seq == nil && !m.text: // nearly all
 		case m.text:
 			if c == 0x07 || c == 0x18 || c == 0x1a || m.esc && c == '\\' {
 				m.text = false
@@ -100,6 +104,10 @@ func (m *Modes) csi(params string, final byte) {
 		*stack = append(*stack, n(params[1:], 0))
 	case len(params) > 0 && params[0] == '<' && final == 'u':
 		*stack = (*stack)[:max(0, len(*stack)-n(params[1:], 1))]
+	case len(params) > 0 && params[0] == '=' && final == 'u':
+		m.flags = true
+	case final == 'm' && (params == "" || params[0] >= '0' && params[0] <= ';'):
+		m.styled = params != "" && params != "0"
 	case len(params) > 1 && params[:2] == ">4" && final == 'm':
 		m.other = 0
 		if len(params) > 3 {
@@ -140,7 +148,7 @@ func (m *Modes) enter() string {
 	if !m.Alternate() {
 		s += "\x1b[?1049h"
 	}
-	s += "\x1b%G\x1b(B\x0f\x1b[0m\x1b[4l\x1b[?1;5;6;69l\x1b[?7l\x1b[r\x1b>\x1b[?1000;1001;1002;1003;1004;1005;1006;1015;1016;2004l"
+	s += "\x1b%G\x1b(B\x0f\x1b[0m\x1b[4l\x1b[?1;5;6;69l\x1b[?7l\x1b[r\x1b>\x1b[?1000;1001;1002;1003;1004;1005;1006;1015;1016;2004;9;2031;2048l"
 	// The sandbox may have chosen a text colour that is the background's.
 	return s + "\x1b]110\x07\x1b]111\x07\x1b[>0u\x1b[>4;0m\x1b[?25l"
 }
@@ -176,4 +184,45 @@ func (m *Modes) leave() string {
 		s += "\x0e"
 	}
 	return s + "\x1b8"
+}
+
+// Reset returns what brings the terminal from the state that the sandbox left it in to that of its start, "" if there is
+// nothing to undo. The screen's content stays.
+func (m *Modes) Reset() string {
+	s := ""
+	if m.text || m.seq != nil {
+		s = "\x18\x1b\\" // ends what was cut off
+	}
+	for screen := range m.kitty {
+		if n := len(m.kitty[screen]); n > 0 && (screen == 1) == m.Alternate() {
+			s += fmt.Sprintf("\x1b[<%du", n)
+		}
+	}
+	if m.flags {
+		s += "\x1b[=0u"
+	}
+	modes := slices.Sorted(maps.Keys(m.private))
+	slices.Reverse(modes) // the alternate screen before the cursor, which it saves
+	for _, mode := range modes {
+		s += fmt.Sprintf("\x1b[?%d%c", mode, map[bool]byte{true: 'l', false: 'h'}[m.private[mode]])
+	}
+	if n := len(m.kitty[0]); n > 0 && m.Alternate() {
+		s += fmt.Sprintf("\x1b[<%du", n)
+	}
+	if m.keypad {
+		s += "\x1b>"
+	}
+	if m.other != 0 {
+		s += "\x1b[>4;0m"
+	}
+	if m.region != "" {
+		s += "\x1b7\x1b[r\x1b8" // it moves the cursor
+	}
+	if m.charset != [2]bool{} || m.shifted {
+		s += "\x1b(B\x1b)B\x0f"
+	}
+	if m.styled {
+		s += "\x1b[0m"
+	}
+	return s
 }

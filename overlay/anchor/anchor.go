@@ -32,6 +32,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -312,6 +313,8 @@ type Owner struct {
 
 // Mount mounts the anchor over lowers, topmost first, on target. An empty anchor starts a
 // generation for base, its directory owned and moded as want, or as lowers[0] when want is nil.
+// With want, directories below that belong to the base's root become want's too: a persistent path
+// in which only root can write would keep nothing of the agent's.
 // An anchor of another base is refused with ErrBaseChanged.
 func (a *Anchor) Mount(base Base, lowers []string, want *Owner, target string, now time.Time) error {
 	m, err := a.Meta()
@@ -326,7 +329,7 @@ func (a *Anchor) Mount(base Base, lowers []string, want *Owner, target string, n
 			return a.errorf("begin", err)
 		}
 	}
-	if err := a.seedFor(base, lowers); err != nil {
+	if err := a.seedFor(base, lowers, want); err != nil {
 		return a.errorf("seed", err)
 	}
 	work := a.file("current", "work")
@@ -387,13 +390,17 @@ func (a *Anchor) begin(base Base, lowers []string, want *Owner, now time.Time) e
 }
 
 // seedFor seeds once per base. Seeded directories get the owner of the anchor's own.
-func (a *Anchor) seedFor(base Base, lowers []string) error {
+func (a *Anchor) seedFor(base Base, lowers []string, want *Owner) error {
+	foreign := unmapped
+	if want != nil && want.UID != 0 {
+		foreign = func(st unix.Stat_t) bool { return unmapped(st) || st.Uid == 0 }
+	}
 	var low, top unix.Stat_t
 	upper := a.file("current", "upper")
 	if err := unix.Lstat(lowers[0], &low); err != nil {
 		return &os.PathError{Op: "stat", Path: lowers[0], Err: err}
 	}
-	if !unmapped(low) {
+	if !foreign(low) {
 		return nil
 	}
 	m, err := a.Meta()
@@ -403,11 +410,29 @@ func (a *Anchor) seedFor(base Base, lowers []string) error {
 	if err := unix.Lstat(upper, &top); err != nil {
 		return &os.PathError{Op: "stat", Path: upper, Err: err}
 	}
-	if err := seed(upper, lowers[0], Owner{UID: int(top.Uid), GID: int(top.Gid)}); err != nil {
+	from, err := a.merged(lowers)
+	if err != nil {
+		return err
+	}
+	defer from.Close()
+	if err := seed(upper, from, Owner{UID: int(top.Uid), GID: int(top.Gid)}, foreign); err != nil {
 		return err
 	}
 	m.Seeded = base.Key
 	return writeMeta(a.file("current"), *m)
+}
+
+// merged opens what the lowers are together.
+func (a *Anchor) merged(lowers []string) (*os.File, error) {
+	if len(lowers) == 1 {
+		return tree.OpenDir(lowers[0])
+	}
+	scratch, err := a.newTmp()
+	if err != nil {
+		return nil, err
+	}
+	defer os.Remove(scratch)
+	return mount.Overlay{Lower: lowers}.Open(scratch)
 }
 
 // Keep records base as the one that the present content belongs over; the content stays.
@@ -446,10 +471,10 @@ func (a *Anchor) Reset() error {
 	return a.errorf("reset", tree.RemovePath(a.dir, trash))
 }
 
-var snapshotName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$`)
+var snapshotName = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$`) })
 
 func checkName(name string) error {
-	if !snapshotName.MatchString(name) {
+	if !snapshotName().MatchString(name) {
 		return fmt.Errorf("snapshot name %q: use up to 64 letters, digits, '.', '_' and '-'", name)
 	}
 	return nil

@@ -79,6 +79,9 @@ func diff(upperDir string, lowers []string, limit int, scratch string) (Report, 
 		defer lower.Close()
 	}
 	c := comparison{limit: limit, at: []*os.File{lower}}
+	if err := unix.Fstat(int(upper.Fd()), &c.own); err != nil {
+		return Report{}, err
+	}
 	defer c.close()
 	if tree.Opaque(upper) {
 		err = c.hiddenBy(upper, "")
@@ -100,6 +103,7 @@ const maxHeld = 128
 
 type comparison struct {
 	report Report
+	own    unix.Stat_t // the anchor's own directory
 	limit  int
 	at     []*os.File // base directory per level of the walk; nil where the base has none
 }
@@ -110,6 +114,11 @@ func (c *comparison) close() {
 			f.Close()
 		}
 	}
+}
+
+// seeded tells whether the difference in owner of a directory is what seed makes.
+func (c *comparison) seeded(lower, upper unix.Stat_t) bool {
+	return unmapped(lower) || lower.Uid == 0 && upper.Uid == c.own.Uid
 }
 
 func (c *comparison) add(k Kind, path string, st unix.Stat_t) error {
@@ -164,7 +173,7 @@ func (c *comparison) enter(e tree.Entry) error {
 		return c.add(Added, e.Path(), e.Stat)
 	case next == nil:
 		return c.add(Changed, e.Path(), e.Stat)
-	case st.Mode != e.Stat.Mode, !unmapped(st) && (st.Uid != e.Stat.Uid || st.Gid != e.Stat.Gid): // see seed
+	case st.Mode != e.Stat.Mode, !c.seeded(st, e.Stat) && (st.Uid != e.Stat.Uid || st.Gid != e.Stat.Gid):
 		if err := c.add(Changed, e.Path(), e.Stat); err != nil {
 			return err
 		}

@@ -2,6 +2,7 @@ package anchor
 
 import (
 	"fmt"
+	"os"
 	"path/filepath"
 
 	"golang.org/x/sys/unix"
@@ -18,26 +19,21 @@ const nobody = 65534
 
 func unmapped(st unix.Stat_t) bool { return st.Uid == nobody || st.Gid == nobody }
 
-// seed gives upper its own directory for each directory of lower that belongs to an unmapped id,
-// as the host's do below a host base. The kernel cannot copy such a directory up (EACCES,
-// EOVERFLOW), so nothing could be made or removed in it. The host's files there can be removed and
+// seed gives upper its own directory for each directory of from that is foreign: of an unmapped id, as the host's are below
+// a host base, or root's in a path that is the agent's. The kernel cannot copy the first up (EACCES, EOVERFLOW), and the
+// agent may not write in the second, so nothing could be made or removed in it. The base's files there can be removed and
 // replaced, but not changed in place. What the agent removed or replaced stays so.
-func seed(upper, lower string, owner Owner) error {
-	from, err := tree.OpenDir(lower)
-	if err != nil {
-		return err
-	}
-	defer from.Close()
+func seed(upper string, from *os.File, owner Owner, foreign func(unix.Stat_t) bool) error {
 	n := 0
 	return tree.Walk(from, tree.Visitor{Enter: func(e tree.Entry) error {
 		if !e.IsDir() {
 			return nil
 		}
-		if e.Closed != nil || !unmapped(e.Stat) {
+		if e.Closed != nil || !foreign(e.Stat) {
 			return tree.ErrSkipDir
 		}
 		if n++; n > maxSeeded {
-			return fmt.Errorf("more than %d directories in %q", maxSeeded, lower)
+			return fmt.Errorf("more than %d directories", maxSeeded)
 		}
 		at := filepath.Join(upper, e.Path()) // every parent was seen to be a directory of our own
 		var st unix.Stat_t

@@ -9,6 +9,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 
 	"golang.org/x/sys/unix"
 
@@ -44,7 +45,7 @@ const (
 )
 
 // idPattern keeps names out that are not Domain IDs: gc removes only what Lazaret named.
-var idPattern = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_-]{0,127}$`)
+var idPattern = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_-]{0,127}$`) })
 
 // DomainLock is the lock of one Domain ID.
 type DomainLock struct{ f *os.File }
@@ -55,7 +56,7 @@ func (l *DomainLock) Release() { l.f.Close() }
 // LockDomain takes the lock of a Domain ID below run, making its directory (0700) when missing.
 // ErrLive: someone holds it.
 func LockDomain(run, id string) (*DomainLock, error) {
-	if !idPattern.MatchString(id) {
+	if !idPattern().MatchString(id) {
 		return nil, fmt.Errorf("Domain ID %q is not valid", id)
 	}
 	for range 100 {
@@ -69,8 +70,18 @@ func LockDomain(run, id string) (*DomainLock, error) {
 
 // tryLock returns nothing when gc removed the lock file meanwhile.
 func tryLock(run, id string) (*DomainLock, error) {
+	var owner unix.Stat_t
+	if err := unix.Lstat(run, &owner); err != nil {
+		return nil, &os.PathError{Op: "stat", Path: run, Err: err}
+	}
 	dir := filepath.Join(run, id)
-	if err := os.Mkdir(dir, 0o700); err != nil && !os.IsExist(err) {
+	switch err := os.Mkdir(dir, 0o700); {
+	case err == nil:
+		// The coordinator is the developer, and we are uid 0 of a namespace: what we make must be the coordinator's.
+		if err := os.Lchown(dir, int(owner.Uid), int(owner.Gid)); err != nil {
+			return nil, err
+		}
+	case !os.IsExist(err):
 		return nil, err
 	}
 	f, err := os.OpenFile(filepath.Join(dir, lockName), os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW, 0o600)
@@ -78,6 +89,10 @@ func tryLock(run, id string) (*DomainLock, error) {
 		return nil, nil
 	}
 	if err != nil {
+		return nil, err
+	}
+	if err := f.Chown(int(owner.Uid), int(owner.Gid)); err != nil {
+		f.Close()
 		return nil, err
 	}
 	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
@@ -134,7 +149,7 @@ func Gather(c Config) (Facts, error) {
 			return Facts{}, err
 		}
 		for _, id := range names {
-			if !idPattern.MatchString(id) {
+			if !idPattern().MatchString(id) {
 				continue
 			}
 			u, err := tree.MeasurePath(filepath.Join(parent, id))
@@ -150,11 +165,11 @@ func Gather(c Config) (Facts, error) {
 		return Facts{}, err
 	}
 	for _, name := range roots {
-		if id, ok := strings.CutPrefix(name, removingPrefix); ok && idPattern.MatchString(id) {
+		if id, ok := strings.CutPrefix(name, removingPrefix); ok && idPattern().MatchString(id) {
 			at(id).Leftover = true
 			continue
 		}
-		if !idPattern.MatchString(name) {
+		if !idPattern().MatchString(name) {
 			continue
 		}
 		if err := c.gatherRoot(at(name)); err != nil {

@@ -13,6 +13,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
 
@@ -153,12 +154,12 @@ func (s *Store) forgetPodmanState() error {
 	return nil
 }
 
-var imageID = regexp.MustCompile(`^(sha256:)?([0-9a-f]{64})$`)
+var imageID = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^(sha256:)?([0-9a-f]{64})$`) })
 
 // lastID finds the image ID, the last line that Podman prints.
 func lastID(out string) (string, error) {
 	for _, line := range slices.Backward(strings.Fields(out)) {
-		if m := imageID.FindStringSubmatch(line); m != nil {
+		if m := imageID().FindStringSubmatch(line); m != nil {
 			return m[2], nil
 		}
 	}

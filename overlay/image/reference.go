@@ -5,6 +5,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"strings"
+	"sync"
 	"unicode"
 )
 
@@ -61,10 +62,10 @@ func (r Reference) String() string {
 func (r Reference) importable() bool { return r.Transport != "docker" && r.Transport != "dir" }
 
 // podmanName is the grammar of a repository name, with Podman's localhost/ before it.
-var podmanName = regexp.MustCompile(`^(/[a-z0-9]+(([._]|__|-+)[a-z0-9]+)*)+$`)
+var podmanName = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^(/[a-z0-9]+(([._]|__|-+)[a-z0-9]+)*)+$`) })
 
 // podmanCanName tells whether Podman can pull the reference: it makes an image name of an oci:
 // path, and refuses a path that is none, such as one with a capital.
 func (r Reference) podmanCanName() bool {
-	return r.Transport != "oci" || podmanName.MatchString(r.Path) && len(r.Path) < 200
+	return r.Transport != "oci" || podmanName().MatchString(r.Path) && len(r.Path) < 200
 }

@@ -55,7 +55,19 @@ func Read(files Files) (Facts, error) {
 	return read(h, files.orUsual())
 }
 
-func read(h *netlink.Handle, files Files) (Facts, error) {
+// dumps is how often the kernel's tables are read until none changes meanwhile.
+const dumps = 10
+
+func read(h *netlink.Handle, files Files) (f Facts, err error) {
+	for range dumps {
+		if f, err = readOnce(h, files); !errors.Is(err, netlink.ErrDumpInterrupted) {
+			break
+		}
+	}
+	return f, err
+}
+
+func readOnce(h *netlink.Handle, files Files) (Facts, error) {
 	var f Facts
 	if err := readAddrs(h, &f.Host); err != nil {
 		return Facts{}, fmt.Errorf("read the host's addresses: %w", err)

@@ -64,7 +64,9 @@ const unreadable = "unreadable"
 
 const (
 	maxItems   = 5000
-	maxCompare = 64 << 20 // bytes of one file that are compared
+	maxCompare = 16 << 20 // bytes of one file that are compared
+	maxRead    = 64 << 20 // bytes of all files of one walk; beyond, files are known by size and time
+	maxLines   = 1000     // details of one item
 	maxConfig  = 1 << 20
 	maxTodo    = 1 << 20
 )
@@ -100,6 +102,7 @@ type twinWalk struct {
 	items   []*Item
 	partial []string
 	looked  int
+	read    int64 // bytes of files
 }
 
 func (w *twinWalk) skip(rel string, why any) {
@@ -327,8 +330,19 @@ func (w *twinWalk) removed(p place, name string, as Kind) {
 		return
 	}
 	i := &Item{Kind: as, Path: path.Join(p.rel, name), What: "removed", Dir: kind == folder, Removed: true}
-	i.Seen.Host, _ = contentOf(p.host, name)
+	i.Seen.Host, _ = w.content(p.host, name)
 	w.add(i)
+}
+
+// content is contentOf within the limit on what is read in all.
+func (w *twinWalk) content(dir *os.File, name string) (string, error) {
+	var st unix.Stat_t
+	if dir != nil && statAt(dir, name, &st) == nil && st.Mode&unix.S_IFMT == regular {
+		if w.read += min(st.Size, maxCompare); w.read > maxRead {
+			return large(st.Size, st), nil
+		}
+	}
+	return contentOf(dir, name)
 }
 
 // leaf compares what is no directory in the twin.
@@ -340,12 +354,12 @@ func (w *twinWalk) leaf(p place, name string, as Kind) {
 	}
 	hostErr := statAt(p.host, name, &host)
 	var err error
-	if i.Seen.Private, err = contentOf(p.twin, name); err != nil {
+	if i.Seen.Private, err = w.content(p.twin, name); err != nil {
 		w.skip(i.Path, err)
 		i.Seen.Private = unreadable
 	}
 	if hostErr == nil {
-		if i.Seen.Host, err = contentOf(p.host, name); err != nil {
+		if i.Seen.Host, err = w.content(p.host, name); err != nil {
 			i.Seen.Host = unreadable
 		}
 	}
@@ -397,11 +411,8 @@ func contentOf(dir *os.File, name string) (string, error) {
 
 // digest reads an open file to its end. One that grows over the limit while it is read is known by its size only.
 func digest(f *os.File, st unix.Stat_t) (string, error) {
-	large := func(size int64) string {
-		return fmt.Sprintf("large:%d:%d.%09d:%d", size, st.Ctim.Sec, st.Ctim.Nsec, st.Ino)
-	}
 	if st.Size > maxCompare {
-		return large(st.Size), nil
+		return large(st.Size, st), nil
 	}
 	h := sha256.New()
 	n, err := io.Copy(h, io.LimitReader(f, maxCompare+1))
@@ -409,7 +420,7 @@ func digest(f *os.File, st unix.Stat_t) (string, error) {
 		return "", err
 	}
 	if n > maxCompare {
-		return large(n), nil
+		return large(n, st), nil
 	}
 	return hex.EncodeToString(h.Sum(nil)), nil
 }
@@ -417,6 +428,11 @@ func digest(f *os.File, st unix.Stat_t) (string, error) {
 func sum(b []byte) string {
 	s := sha256.Sum256(b)
 	return hex.EncodeToString(s[:])
+}
+
+// large stands for content that is not read.
+func large(size int64, st unix.Stat_t) string {
+	return fmt.Sprintf("large:%d:%d.%09d:%d", size, st.Ctim.Sec, st.Ctim.Nsec, st.Ino)
 }
 
 // config compares a private configuration with what it started from.
@@ -441,6 +457,9 @@ func (w *twinWalk) config(p place, name string) {
 	i.Seen = c.seen
 	for _, d := range c.diffs {
 		i.Lines = append(i.Lines, strings.Split(strings.TrimSuffix(d.String(), "\n"), "\n")...)
+	}
+	if n := len(i.Lines); n > maxLines {
+		i.Lines = append(i.Lines[:maxLines], fmt.Sprintf("(%d more lines)", n-maxLines))
 	}
 	w.add(i)
 }
@@ -508,7 +527,7 @@ func (w *twinWalk) unfinished(p place, name string, onHost bool) {
 				if line == "" || line[0] == '#' {
 					continue
 				}
-				if len(i.Lines) == 200 {
+				if len(i.Lines) == maxLines {
 					i.Lines = append(i.Lines, "  (more lines)")
 					break
 				}

@@ -30,9 +30,10 @@ var Reported = []string{
 }
 
 const (
-	maxBaselineNames = 1 << 18 // names of the work tree that are looked at
-	maxBaseline      = 20000   // files
-	maxDigest        = 1 << 20 // bytes; larger files are known by size and times
+	maxBaselineNames = 1 << 18  // names of the work tree that are looked at
+	maxBaseline      = 20000    // files
+	maxDigest        = 1 << 20  // bytes; larger files are known by size and times
+	maxDigests       = 64 << 20 // bytes in all; beyond, files are known by size and times
 )
 
 // Fact is what is remembered of one file. ctime cannot be set by the sandbox.
@@ -41,7 +42,7 @@ type Fact struct {
 	Mode         uint32
 	Size         int64
 	Mtime, Ctime int64  // nanoseconds
-	Sum          string // of the content, or "link:" and a target; "" for a large file
+	Sum          string // of the content, or "link:" and a target; "" if it was not read
 }
 
 // Baseline is the state of the reported files at one time.
@@ -84,6 +85,7 @@ type baselineWalk struct {
 	patterns *route.Held
 	held     *route.Held
 	names    int
+	read     int64
 	full     bool
 }
 
@@ -141,14 +143,14 @@ func (w *baselineWalk) entry(d *os.File, rel string, e fs.DirEntry, view *sentry
 		if file, _ := w.patterns.Match(rel, name); !file {
 			return
 		}
-		if f, ok := factOf(d, name); ok {
+		if f, ok := w.fact(d, name); ok {
 			f.Path = []byte(p)
 			w.b.Files = append(w.b.Files, f)
 		}
 	}
 }
 
-func factOf(d *os.File, name string) (f Fact, ok bool) {
+func (w *baselineWalk) fact(d *os.File, name string) (f Fact, ok bool) {
 	var st unix.Stat_t
 	if statAt(d, name, &st) != nil {
 		return f, false
@@ -158,9 +160,13 @@ func factOf(d *os.File, name string) (f Fact, ok bool) {
 	if kind == folder {
 		return f, false
 	}
-	if kind != regular || st.Size <= maxDigest {
-		f.Sum, _ = contentOf(d, name)
+	if kind == regular {
+		if st.Size > maxDigest || w.read+st.Size > maxDigests {
+			return f, true
+		}
+		w.read += st.Size
 	}
+	f.Sum, _ = contentOf(d, name)
 	return f, true
 }
 
@@ -178,8 +184,8 @@ func (b *Baseline) Changes(now *Baseline) (list []Change) {
 		switch {
 		case old == nil:
 			list = append(list, Change{p, "added"})
-		case old.Sum != f.Sum || old.Mode&unix.S_IFMT != f.Mode&unix.S_IFMT,
-			f.Sum == "" && (old.Size != f.Size || old.Mtime != f.Mtime || old.Ctime != f.Ctime):
+		case old.Mode&unix.S_IFMT != f.Mode&unix.S_IFMT, old.Sum != "" && f.Sum != "" && old.Sum != f.Sum,
+			(old.Sum == "" || f.Sum == "") && (old.Size != f.Size || old.Mtime != f.Mtime || old.Ctime != f.Ctime):
 			list = append(list, Change{p, "changed"})
 		case (old.Mode^f.Mode)&0o111 != 0:
 			list = append(list, Change{p, "changed in mode"})

@@ -483,3 +483,89 @@ func TestDiffAgainstPatch(t *testing.T) {
 		t.Errorf("two different large files take %v", d)
 	}
 }
+
+// TestWalksReadABoundedAmount gives both walks far more content than they may read at the end of a session.
+func TestWalksReadABoundedAmount(t *testing.T) {
+	b := newBox(t)
+	sparse := func(path string, size int64) {
+		f, err := os.Create(path)
+		must(t, err)
+		must(t, f.Truncate(size))
+		must(t, f.Close())
+	}
+	must(t, os.MkdirAll(b.twin(".vscode"), 0o755))
+	for i := range 500 {
+		sparse(b.twin(fmt.Sprintf(".vscode/%d", i)), maxCompare)
+		sparse(filepath.Join(b.host, fmt.Sprintf("%d.mk", i)), maxDigest)
+	}
+	tree, start := b.tree(), time.Now()
+	before := tree.Baseline()
+	items, _ := tree.Items()
+	if d := time.Since(start); d > 10*time.Second {
+		t.Errorf("takes %v", d)
+	}
+	if len(items) != 500 || len(before.Files) != 500 {
+		t.Errorf("%d items, %d files", len(items), len(before.Files))
+	}
+	sparse(filepath.Join(b.host, "499.mk"), maxDigest)
+	if c := before.Changes(tree.Baseline()); len(c) != 1 {
+		t.Errorf("changes %v", c)
+	}
+}
+
+// BenchmarkSmallRepository is what a session's end costs: 500 files, hooks and configuration copied, one held change.
+func BenchmarkSmallRepository(b *testing.B) {
+	x := newBox(b)
+	for i := range 500 {
+		x.hostFile(fmt.Sprintf("d%d/f%d", i%20, i), "text")
+		x.hostFile(fmt.Sprintf(".git/refs/heads/b%d", i%50), strings.Repeat("a", 40))
+	}
+	x.hostFile("Makefile", "all:\n")
+	x.hostFile(".git/HEAD", "ref: refs/heads/main\n")
+	x.hostFile(".git/config", "[core]\n\tbare = false\n")
+	x.twinFile(".git/config", "[core]\n\tbare = false\n\tpager = x\n")
+	must(b, os.MkdirAll(x.twin(".git/hooks"), 0o755))
+	for i := range 14 {
+		x.hostFile(fmt.Sprintf(".git/hooks/%d.sample", i), strings.Repeat("x", 3000))
+		must(b, os.WriteFile(x.twin(fmt.Sprintf(".git/hooks/%d.sample", i)), []byte(strings.Repeat("x", 3000)), 0o755))
+	}
+	x.twinFile(".envrc", "x")
+	tree := x.tree()
+	for b.Loop() {
+		Take([]*Tree{tree}, nil)
+		tree.Baseline()
+	}
+}
+
+// TestSR4HalfMadeFileHasTheReservedName watches the directory while a file is applied: the one name that comes and goes
+// beside the target is that which the workspace server refuses.
+func TestSR4HalfMadeFileHasTheReservedName(t *testing.T) {
+	b := newBox(t)
+	b.hostFile("d/.envrc", "old")
+	b.twinFile("d/.envrc", "new")
+	tree := b.tree()
+	item := find(t, tree, "d/.envrc")
+	fd, err := unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK)
+	must(t, err)
+	defer unix.Close(fd)
+	_, err = unix.InotifyAddWatch(fd, filepath.Join(b.host, "d"), unix.IN_CREATE|unix.IN_MOVED_FROM|unix.IN_MOVED_TO)
+	must(t, err)
+	must(t, tree.Apply(item))
+	buf := make([]byte, 4096)
+	n, err := unix.Read(fd, buf)
+	must(t, err)
+	var names []string
+	for at := 0; at < n; {
+		size := int(buf[at+12]) // of the name, padded; native order, small
+		names = append(names, strings.TrimRight(string(buf[at+16:at+16+size]), "\x00"))
+		at += 16 + size
+	}
+	for _, name := range names {
+		if name != sentry.MarkTree && name != ".envrc" {
+			t.Errorf("%q was made beside the target", name)
+		}
+	}
+	if !slices.Contains(names, sentry.MarkTree) {
+		t.Errorf("names %q", names)
+	}
+}
