@@ -142,6 +142,7 @@ var everyday = []step{
 	{name: "pull", script: `git clone -q -b main /tmp/r.git /tmp/cl; cd /tmp/cl; echo p > p; git add p; git commit -qm p; git push -q; cd -; git pull -q local main; test -e p`},
 	{name: "switch --track", script: `git push -q local main:track; git fetch -q local; git switch -q --track local/track; git switch -q main`},
 	{name: "push and fetch, bare repository of the developer in the workspace", script: `git remote add in "$PWD/mirror.git"; git push -q in main; git fetch -q in`, says: "mirror.git"},
+	{name: "fetch from a repository of the host elsewhere", script: `git fetch -q "$(git config -f .gitmodules submodule.sub.url)"`, says: "does not appear to be a git repository"},
 	{name: "worktree add", script: `git worktree add -q wt -b wtb; cd wt; echo w > w; git add .; git commit -qm w; cd ..; git worktree remove wt`},
 	{name: "submodule update, foreach", script: `git submodule update -q --init; git submodule foreach -q true`},
 	{name: "commit in a submodule", script: `cd sub; git switch -qc in; echo s >> s.txt; git commit -qam s2; cd ..; git add sub; git commit -qm bump`},
