@@ -30,10 +30,11 @@ type domain struct {
 	usr     *os.File // see overlay.HostBase.Usr; nil for an ordinary user
 	dir     string   // staging directory: a tmpfs that only these namespaces have
 	runtime nsenter.Runtime
-	vital   [2]unix.PollFd   // pidfds of sandbox and gofer; set by the last step of the start
-	network *routes.Topology // set by the step "network"
-	base    *base            // set by the step "base"
-	files   *compose.Result  // set by the step "files"
+	vital   [2]unix.PollFd    // pidfds of sandbox and gofer; set by the last step of the start
+	network *routes.Topology  // set by the step "network"
+	setup   chan networkSetup // one value, from beginNetwork
+	base    *base             // set by the step "base"
+	files   *compose.Result   // set by the step "files"
 
 	mu       sync.Mutex
 	sessions map[string]*nsenter.Running // by Session ID
@@ -71,6 +72,7 @@ func (d *domain) steps() []step {
 		{"private mounts", d.privateMounts},
 		{"staging directory", d.stage},
 		{"proc", d.mountProc},
+		{"network namespaces", d.beginNetwork},
 		{"volumes", d.pinVolumes},
 		{"base", d.openBase},
 		{"escalation", d.composeInside},

@@ -47,15 +47,34 @@ type networkReady struct {
 	Warnings []string // of the start
 }
 
-// makeNetwork makes the namespaces, links, routes and filters and starts the sidecar. It sends the coordinator what it
-// needs at once, so that the uplink starts while the sandbox does; but there is no sandbox before all of this stands (SR-6).
+// networkSetup is what routes.Setup returns.
+type networkSetup struct {
+	top *routes.Topology
+	fds *routes.Descriptors
+	err error
+}
+
+// beginNetwork makes the namespaces, links, routes and filters and starts the sidecar, while the steps that follow put
+// the file system together; makeNetwork waits for it.
 //
 // Whatever fails from here on, nothing is left: all of it is in namespaces that end with this process.
+func (d *domain) beginNetwork() error {
+	d.setup = make(chan networkSetup, 1)
+	go func() {
+		top, fds, err := routes.Setup(routes.Spec{Table: d.plan.Network.Table, EscalationPort: escalationPort, Sidecar: []string{nsenter.RoleName("sidecar")}})
+		d.setup <- networkSetup{top, fds, err}
+	}()
+	return nil
+}
+
+// makeNetwork takes the network when it stands. It sends the coordinator what that needs at once, so that the uplink
+// starts while the sandbox does; but there is no sandbox before all of this stands (SR-6).
 func (d *domain) makeNetwork() error {
-	top, fds, err := routes.Setup(routes.Spec{Table: d.plan.Network.Table, EscalationPort: escalationPort, Sidecar: []string{nsenter.RoleName("sidecar")}})
-	if err != nil {
-		return err
+	made := <-d.setup
+	if made.err != nil {
+		return made.err
 	}
+	top, fds := made.top, made.fds
 	defer fds.Close() // also of the packet socket: a copy kept here would hide the uplink's death
 	d.network = top
 	d.logSidecar(d.plan.Network.SidecarID)

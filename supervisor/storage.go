@@ -304,6 +304,11 @@ func changedIn(err error) *ChangedAnchor {
 	return nil
 }
 
+// changedWith keeps what is to be decided beside the advice.
+func changedWith(c *compose.ChangedError, err error, advice string, args ...any) error {
+	return &changedBase{*describeChange(c), &Failure{What: err.Error(), Hint: fmt.Sprintf(advice, args...)}}
+}
+
 // shownShadows is how many shadowed files are named.
 const shownShadows = 10
 
@@ -333,7 +338,7 @@ func explainStorage(err error) error {
 	switch {
 	case errors.As(err, &changed):
 		p := changed.Path
-		return hint(err, "lazaret anchor diff %s shows what it holds; then choose: lazaret anchor keep %s, lazaret anchor snapshot %s --keep, or lazaret anchor reset %s", p, p, p, p)
+		return changedWith(changed, err, "lazaret anchor diff %s shows what it holds; then choose: lazaret anchor keep %s, lazaret anchor snapshot %s --keep, or lazaret anchor reset %s", p, p, p, p)
 	case errors.Is(err, anchor.ErrBusy):
 		return hint(err, "a sandbox or another lazaret command uses it; leave its sessions, or try again")
 	case errors.Is(err, anchor.ErrDamaged):

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"os/user"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -15,6 +16,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"lazaret.dev/lazaret/nsenter"
 )
 
 // patience bounds every command; a loaded machine needs some seconds for a cold start.
@@ -24,6 +27,7 @@ const patience = 60 * time.Second
 var binDir string
 
 func TestMain(m *testing.M) {
+	nsenter.Main(map[string]func(nsenter.Self) int{"remove": removeRole}, nil)
 	if filepath.Base(os.Args[0]) == probeName { // in the sandbox
 		os.Exit(netProbe(os.Args[1:]))
 	}
@@ -113,7 +117,7 @@ func newBoxIn(t testing.TB, parent string) *box {
 	return b
 }
 
-// removeTree removes also what is not writable, as a module cache.
+// removeTree removes also what is not writable, as a module cache, and what belongs to subordinate ids.
 func removeTree(dir string) error {
 	if os.RemoveAll(dir) == nil {
 		return nil
@@ -124,7 +128,40 @@ func removeTree(dir string) error {
 		}
 		return nil
 	})
-	return os.RemoveAll(dir)
+	if os.RemoveAll(dir) == nil {
+		return nil
+	}
+	me, err := user.Current()
+	if err != nil {
+		return err
+	}
+	ids := nsenter.PlanIDs(uint32(os.Getuid()), uint32(os.Getgid()), me.Username, nsenter.ReadSubordinate())
+	p, err := nsenter.Child{Role: "remove", Namespaces: unix.CLONE_NEWUSER | unix.CLONE_NEWNS, IDs: &ids, Stderr: os.Stderr}.Start()
+	if err != nil {
+		return err
+	}
+	defer p.End()
+	if err := p.Control.Send(dir); err != nil {
+		return err
+	}
+	var answer string
+	if _, err := p.Control.Recv(&answer); err != nil || answer != "" {
+		return errors.Join(err, errors.New(answer))
+	}
+	return nil
+}
+
+// removeRole is root of a namespace of ours.
+func removeRole(self nsenter.Self) int {
+	var dir, answer string
+	if _, err := self.Control.Recv(&dir); err != nil {
+		return 1
+	}
+	if err := os.RemoveAll(dir); err != nil {
+		answer = err.Error()
+	}
+	_ = self.Control.Send(answer)
+	return 0
 }
 
 func (b *box) config() string  { return filepath.Join(b.home, ".config/lazaret") }

@@ -133,15 +133,19 @@ func (b *box) wantNoMount() {
 	}
 }
 
-// transients lists the files that must go with a Domain: all of the runtime directory, and the throw-away layer.
+// transients lists the files that must go with a Domain: all of the runtime directory but the image store's own, and the
+// throw-away layer.
 func (b *box) transients() (out []string) {
 	_ = filepath.WalkDir(filepath.Join(b.runtime, "lazaret"), func(p string, e os.DirEntry, err error) error {
+		if e != nil && e.Name() == ".img" {
+			return filepath.SkipDir
+		}
 		if p != filepath.Join(b.runtime, "lazaret") {
 			out = append(out, p)
 		}
 		return nil
 	})
-	found, _ := filepath.Glob(filepath.Join(b.storage(), "domains/*/transient"))
+	found, _ := filepath.Glob(filepath.Join(b.storage(), "transient/*"))
 	slices.Sort(out)
 	return append(out, found...)
 }
