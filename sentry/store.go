@@ -12,6 +12,7 @@ import (
 //
 //	snapshot.json   the consented snapshot
 //	tree/           the private twin, with the workspace's own relative paths
+//	denials.log     what the sandbox was refused, see ParseDenials
 //	tmp/            half-made copies; emptied when a gofer starts
 //
 // In the twin, FIFOs are marks and never content: the sandbox cannot make them there. A FIFO called MarkSkeleton says

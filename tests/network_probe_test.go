@@ -96,6 +96,8 @@ func stream(addr string) string {
 	for end := time.Now().Add(time.Minute); time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
 		_ = c.SetDeadline(time.Now().Add(20 * time.Second))
 		if r := exchange(c); r != "ok" {
+			_ = os.WriteFile("cut", nil, 0o644)
+			time.Sleep(2 * time.Second) // so that the session is still there to be told
 			return r
 		}
 	}

@@ -182,10 +182,12 @@ func (l *lab) testLiveChange(t *testing.T) {
 		t.Errorf("deny says %q", out)
 	}
 	begin := time.Now()
+	b.waitFile("cut")
+	cut := time.Since(begin)
 	if s := said(); !strings.Contains(s, "reset by peer") || !strings.Contains(s, "connections were cut: the policy now forbids them") {
 		t.Errorf("a forbidden flow must be reset, and the session told: %s", s)
 	}
-	t.Logf("a forbidden flow's client ended %v after the change", time.Since(begin).Round(time.Millisecond))
+	t.Logf("a forbidden flow was cut %v after the change", cut.Round(time.Millisecond))
 	if s := l.probe(b, "tcp:"+at)["tcp:"+at]; s == "ok" {
 		t.Errorf("SR-6: %s is open although denied", at)
 	}
@@ -252,7 +254,7 @@ func (l *lab) testHelperDies(t *testing.T) {
 	at := fmt.Sprintf("%s:%d", internet, echoPort)
 	must(t, os.WriteFile(filepath.Join(b.ws, "hammer"), nil, 0o644))
 	w := l.listen(t)
-	attack := l.session(b, "hammer:10.1.2.3:7")
+	attack, use := l.session(b, "hammer:10.1.2.3:7"), l.session(b, "hammer:"+at)
 	b.waitFile("hammering")
 	for _, title := range []string{uplinkTitle, sidecarTitle} {
 		// With the coordinator stopped nobody repairs: what is seen is the kernel's doing alone.
@@ -263,6 +265,7 @@ func (l *lab) testHelperDies(t *testing.T) {
 		must(t, syscall.Kill(coord, syscall.SIGSTOP))
 		old := b.theOne(title).pid
 		l.visits()
+		eventually(t, 20*time.Second, "an allowed destination in use", func() bool { return l.visitsOf("tcp "+internet) > 2 })
 		must(t, syscall.Kill(old, syscall.SIGKILL))
 		time.Sleep(100 * time.Millisecond)
 		before := l.visitsOf("tcp " + internet)
@@ -271,7 +274,8 @@ func (l *lab) testHelperDies(t *testing.T) {
 		if n := l.visitsOf("tcp "+internet) - before; n != 0 {
 			t.Errorf("SR-6: %d connections after the death of the %s", n, title)
 		}
-		if n := w.count(internet) - packets; title == sidecarTitle && n > 2 { // its end is being closed
+		// A live uplink still closes at the far end what it had opened.
+		if n := w.count(internet) - packets; title == uplinkTitle && n > 0 {
 			t.Errorf("SR-6: %d packets more than 100 ms after the death of the %s", n, title)
 		}
 		must(t, syscall.Kill(coord, syscall.SIGCONT))
@@ -283,11 +287,7 @@ func (l *lab) testHelperDies(t *testing.T) {
 			if s := said(); !strings.Contains(s, "its uplink ended; nothing passes until it is replaced") || strings.Contains(s, "never cut") {
 				t.Errorf("the session of a cut flow: %s", s)
 			}
-		} else {
-			for _, p := range find("lazaret enter") { // its flow may go on: the new sidecar has the same routes
-				_ = p
-			}
-		}
+		} // the sidecar's routes have a successor: the flow may go on, and ends with the test
 	}
 	must(t, os.Remove(filepath.Join(b.ws, "hammer")))
 	if s := attack(); !strings.HasPrefix(s, "0 of ") || strings.HasPrefix(s, "0 of 0") {
@@ -295,6 +295,7 @@ func (l *lab) testHelperDies(t *testing.T) {
 	} else {
 		t.Logf("denied connections that worked: %s", strings.SplitN(s, "\n", 2)[0])
 	}
+	t.Logf("allowed connections that worked, deaths included: %s", strings.SplitN(use(), "\n", 2)[0])
 	for _, s := range forbidden(w.sent()) {
 		t.Errorf("SR-6: a packet went to %s", s)
 	}

@@ -3,17 +3,17 @@ package tests
 import (
 	"encoding/json"
 	"fmt"
-	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 	"unicode"
 
 	"github.com/creack/pty"
+
+	"lazaret.dev/lazaret/sentry"
 )
 
 // wsRepo makes the box's workspace a repository with integration files, one commit and a remote.
@@ -216,58 +216,34 @@ mkdir -p .vscode/d; head -c 3000000 /dev/zero > .vscode/big; printf 'a\000b' > .
 	b.ok(b.wsCmd("drop", "--yes", "."))
 }
 
-// TestWorkspaceApplyLeavesNoHandle tries, from inside, to get hold of the half-made file on the host before it becomes
-// the integration file.
-func TestWorkspaceApplyLeavesNoHandle(t *testing.T) {
+// TestWorkspaceHalfMadeFileIsOutOfReach puts a file where apply makes its own before it becomes an integration file, and
+// tries from inside to read, write, alias, move or remove it. A handle on it would outlive the rename.
+func TestWorkspaceHalfMadeFileIsOutOfReach(t *testing.T) {
 	b := wsRepo(t)
-	cmd := b.shell(`echo ready
-while test ! -e stop; do
-	for f in .lazaret-* .envrc.* .vscode/.lazaret-tree .lazaret-tree; do
-		if (cat "$f") >/dev/null 2>&1; then echo "LEAK read $f"; fi
-		if (echo evil >> "$f") 2>/dev/null && test -s "$f"; then echo "LEAK write $f"; fi
-		if ln "$f" caught 2>/dev/null; then echo "LEAK link $f"; rm -f caught; fi
-		if mv "$f" caught 2>/dev/null; then echo "LEAK move $f"; fi
-	done
-done`)
-	var mu sync.Mutex
-	var text strings.Builder
-	pr, pw := io.Pipe()
-	cmd.Stdout = pw
-	ready := make(chan struct{})
-	go func() {
-		buf := make([]byte, 4096)
-		first := true
-		for {
-			n, err := pr.Read(buf)
-			mu.Lock()
-			text.Write(buf[:n])
-			mu.Unlock()
-			if first {
-				first = false
-				close(ready)
-			}
-			if err != nil {
-				return
-			}
-		}
-	}()
-	p := b.start(cmd)
-	<-ready
-	for i := range 15 {
-		b.ok(b.shell(fmt.Sprintf("echo %d > .envrc; echo %d > .vscode/tasks.json", i, i)))
-		b.ok(b.wsCmd("apply", "--yes", "--force", ".envrc", ".vscode"))
-		if got := b.readFile(".envrc"); got != fmt.Sprintf("%d\n", i) {
-			t.Fatalf(".envrc is %q", got)
-		}
+	for _, dir := range []string{"", ".vscode"} {
+		b.write(filepath.Join(b.ws, dir, sentry.MarkTree), "half made\n")
 	}
-	b.write(filepath.Join(b.ws, "stop"), "")
-	p.wait(patience)
-	pw.Close()
-	mu.Lock()
-	defer mu.Unlock()
-	for line := range strings.Lines(text.String()) {
-		if strings.HasPrefix(line, "LEAK") && !strings.Contains(line, "*") {
-			t.Errorf("inside: %s", line)
+	out := b.ok(b.shell(`for d in . .vscode; do
+	f=$d/` + sentry.MarkTree + `
+	cat $f && echo LEAK read
+	(echo evil >> $f) && echo LEAK append
+	(echo evil > $f) && echo LEAK write
+	ln $f caught && echo LEAK link
+	mv $f caught && echo LEAK move
+	echo x > mine && mv mine $f && echo LEAK replace
+	ln mine $f && echo LEAK alias
+	rm -f $f; mkdir $f && echo LEAK mkdir
+	ln -s /etc/passwd $f && echo LEAK symlink
+	chmod 666 $f && echo LEAK chmod
+	truncate -s 0 $f && echo LEAK truncate
+	rm -f mine caught
+done 2>/dev/null; true`))
+	if out != "" {
+		t.Errorf("inside:\n%s", out)
+	}
+	for _, dir := range []string{"", ".vscode"} {
+		if got := b.readFile(filepath.Join(dir, sentry.MarkTree)); got != "half made\n" {
+			t.Errorf("%q on the host is %q", dir, got)
 		}
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -37,6 +38,7 @@ type box struct {
 	cmd  *exec.Cmd
 
 	alter   func(*specs.Spec) // a last change of the bundle
+	flags   []string          // of runsc
 	refused string            // why it did not start; only with mayRefuse
 	may     bool
 }
@@ -53,7 +55,8 @@ type reply struct {
 
 // order is what the domain process needs to know.
 type order struct {
-	Runsc, State, Bundle, Log string
+	Runsc, State, Bundle, Log, Workspace string
+	Flags                                []string
 }
 
 func runscPath() (string, error) {
@@ -99,7 +102,7 @@ func newBox(t testing.TB, dir, ws string, options ...boxOption) *box {
 		b.alter(s)
 	}
 	writeJSON(t, filepath.Join(bundle, "config.json"), s)
-	b.start(order{Runsc: runsc, State: filepath.Join(dir, "state"), Bundle: bundle, Log: filepath.Join(dir, "log")})
+	b.start(order{Runsc: runsc, State: filepath.Join(dir, "state"), Bundle: bundle, Log: filepath.Join(dir, "log"), Workspace: ws, Flags: b.flags})
 	t.Cleanup(b.stop)
 	return b
 }
@@ -305,7 +308,7 @@ func roleDomain() int {
 		if os.Getenv("LAZARET_TEST_DEBUG") != "" {
 			global = append(global, "--debug")
 		}
-		c := exec.Command(o.Runsc, append(global, args...)...)
+		c := exec.Command(o.Runsc, slices.Concat(global, o.Flags, args)...)
 		return c
 	}
 	create := runsc("run", "--detach", "--bundle="+o.Bundle, "box")
@@ -321,12 +324,6 @@ func roleDomain() int {
 	}
 	defer runsc("delete", "--force", "box").Run()
 	enc.Encode(reply{})
-	ws := ""
-	if b, err := os.ReadFile(os.Getenv(sentry.PlanEnv)); err == nil {
-		if p, err := sentry.ParsePlan(b); err == nil {
-			ws = p.Workspaces[0].Mount
-		}
-	}
 	in := bufio.NewReader(os.Stdin)
 	for {
 		line, err := in.ReadBytes('\n')
@@ -337,7 +334,7 @@ func roleDomain() int {
 		if err := json.Unmarshal(line, &q); err != nil {
 			return fail(err)
 		}
-		c := runsc("exec", "--user=1000:1000", "--cwd="+ws, "box", "/bin/bash", "-c", q.Script)
+		c := runsc("exec", "--user=1000:1000", "--cwd="+o.Workspace, "box", "/bin/bash", "-c", q.Script)
 		c.Stdin = nil
 		out, err := c.CombinedOutput()
 		r := reply{Out: string(out)}

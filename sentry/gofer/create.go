@@ -112,7 +112,7 @@ func (d *dir) place(name string, op route.Op) (at int, h home, err error) {
 	}
 	h = d.homeOf(name, op == route.Mkdir)
 	at, err = d.prepare(name, op, &h)
-	return at, h, err
+	return at, h, d.denied(op, name, err)
 }
 
 // prepare checks op on a name that belongs at h, and returns the directory to make it in.
@@ -334,7 +334,7 @@ func (n *node) Symlink(name, target string, _ lisafs.UID, _ lisafs.GID) (*lisafs
 		return nil, lisafs.Statx{}, err
 	}
 	if !h.private && n.t.leaves(n.self.rel(), target) {
-		return nil, lisafs.Statx{}, unix.EPERM
+		return nil, lisafs.Statx{}, n.self.denied(route.Symlink, name, unix.EPERM)
 	}
 	if err := unix.Symlinkat(target, at, name); err != nil {
 		return nil, lisafs.Statx{}, err
@@ -350,7 +350,7 @@ func (n *node) Link(dst lisafs.ControlFDImpl, name string) (*lisafs.ControlFD, l
 	}
 	kind, private := n.verdict()
 	if err := kind.Check(route.LinkFrom); err != nil {
-		return nil, lisafs.Statx{}, err
+		return nil, lisafs.Statx{}, n.parent.denied(route.LinkFrom, n.name, err)
 	}
 	defer n.t.exclusively(name)()
 	at, h, err := to.self.place(name, route.LinkTo)

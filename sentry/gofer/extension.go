@@ -59,6 +59,7 @@ type opened struct {
 	Common   int
 	Dev, Ino uint64
 	Snapshot int // descriptor of the snapshot file
+	Denials  int // descriptor of the list of refusals, for appending; -1 if it cannot be had
 }
 
 // carried travels through the re-execution.
@@ -107,7 +108,7 @@ func (e *workspaceExtension) open(name string) error {
 		if err != nil {
 			return fmt.Errorf("open private twin %q: %w", ws.Private, err)
 		}
-		o := opened{Private: p, Gitdir: -1, Common: -1, Dev: st.Dev, Ino: st.Ino, Snapshot: -1}
+		o := opened{Private: p, Gitdir: -1, Common: -1, Dev: st.Dev, Ino: st.Ino, Snapshot: -1, Denials: openDenials(p)}
 		for dir, fd := range map[string]*int{ws.Repository: &o.Gitdir, ws.Common: &o.Common} {
 			if dir == "" {
 				continue
@@ -124,6 +125,23 @@ func (e *workspaceExtension) open(name string) error {
 		e.opened = append(e.opened, o)
 	}
 	return nil
+}
+
+// openDenials opens the list of refusals. A long one starts afresh: it is for looking at, not for keeping.
+func openDenials(private int) int {
+	fd, err := unix.Openat(private, sentry.DenialsFile, unix.O_WRONLY|unix.O_CREAT|unix.O_APPEND|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0o600)
+	if err != nil {
+		return -1
+	}
+	var st unix.Stat_t
+	var dir unix.Stat_t
+	if unix.Fstat(fd, &st) == nil && st.Size > sentry.MaxDenials {
+		_ = unix.Ftruncate(fd, 0)
+	}
+	if unix.Fstatat(private, "", &dir, unix.AT_EMPTY_PATH) == nil && dir.Uid != st.Uid {
+		_ = unix.Fchown(fd, int(dir.Uid), int(dir.Gid)) // the developer removes it with the Domain
+	}
+	return fd
 }
 
 // Name implements extension.Extension.Name.
@@ -180,7 +198,7 @@ func (e *workspaceExtension) PrepareGofer(ctx extension.GoferPrepareContext) (ex
 		return none, err
 	}
 	for _, o := range e.opened {
-		for _, fd := range []int{o.Private, o.Snapshot, o.Gitdir, o.Common} {
+		for _, fd := range []int{o.Private, o.Snapshot, o.Gitdir, o.Common, o.Denials} {
 			if fd < 0 {
 				continue
 			}
@@ -276,7 +294,7 @@ func (e *workspaceExtension) newTree(ws *sentry.Workspace, o opened, mountPath s
 	}
 	t, err := newTree(ws, host, o.Private, e.self, e.euid, snapshot)
 	if err == nil {
-		t.gitdir, t.common = o.Gitdir, o.Common
+		t.gitdir, t.common, t.denials = o.Gitdir, o.Common, newDenials(o.Denials)
 	}
 	return t, err
 }

@@ -293,6 +293,14 @@ func hostOnly(k route.Kind) route.Kind {
 
 // mayChange checks op on the node, and copies a held file first.
 func (n *node) mayChange(op route.Op) error {
+	err := n.judgeChange(op)
+	if err != nil && n.parent != nil {
+		return n.parent.denied(op, n.name, err)
+	}
+	return err
+}
+
+func (n *node) judgeChange(op route.Op) error {
 	kind, private := n.verdict()
 	if err := kind.Check(op); err != nil {
 		return err

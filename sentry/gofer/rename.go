@@ -33,7 +33,7 @@ func (n *node) Unlink(name string, flags uint32) error {
 		return unix.EISDIR
 	}
 	if err := e.kind.Check(op); err != nil {
-		return err
+		return d.denied(op, name, err)
 	}
 	how := int(flags & unix.AT_REMOVEDIR)
 	again := e.showsThrough() && d.hostHas(name) != route.None
@@ -101,7 +101,7 @@ func (n *node) vacate(name string, e *entry) error {
 
 // RenameAt implements lisafs.ControlFDImpl.RenameAt.
 func (n *node) RenameAt(oldName string, dir lisafs.ControlFDImpl, newName string) error {
-	return n.rename(oldName, dir.(*node), newName, 0)
+	return n.RenameAt2(oldName, dir, newName, 0)
 }
 
 // RenameAt2 implements lisafs.ControlFDImpl.RenameAt2.
@@ -109,7 +109,12 @@ func (n *node) RenameAt2(oldName string, dir lisafs.ControlFDImpl, newName strin
 	if flags&^unix.RENAME_NOREPLACE != 0 {
 		return unix.EINVAL // an exchange would be two judgements in one, a whiteout is a device
 	}
-	return n.rename(oldName, dir.(*node), newName, int(flags))
+	to := dir.(*node)
+	if err := n.rename(oldName, to, newName, int(flags)); err != nil {
+		n.self.denied(route.RenameFrom, oldName, err)
+		return to.self.denied(route.RenameTo, newName, err)
+	}
+	return nil
 }
 
 // rename runs while lisafs excludes every other call.

@@ -34,6 +34,7 @@ type tree struct {
 	verdicts  *verdictCache
 	lastRules atomic.Uint64
 	ruleBytes atomic.Int64 // of all rule files in use
+	denials   *denials
 	guard     sync.Mutex   // held from asking whether a repository's name may be made until it is
 	epoch     atomic.Int64 // counts renames of directories: paths below have changed
 

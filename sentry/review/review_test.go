@@ -536,3 +536,36 @@ func BenchmarkSmallRepository(b *testing.B) {
 		tree.Baseline()
 	}
 }
+
+// TestSR4HalfMadeFileHasTheReservedName watches the directory while a file is applied: the one name that comes and goes
+// beside the target is that which the workspace server refuses.
+func TestSR4HalfMadeFileHasTheReservedName(t *testing.T) {
+	b := newBox(t)
+	b.hostFile("d/.envrc", "old")
+	b.twinFile("d/.envrc", "new")
+	tree := b.tree()
+	item := find(t, tree, "d/.envrc")
+	fd, err := unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK)
+	must(t, err)
+	defer unix.Close(fd)
+	_, err = unix.InotifyAddWatch(fd, filepath.Join(b.host, "d"), unix.IN_CREATE|unix.IN_MOVED_FROM|unix.IN_MOVED_TO)
+	must(t, err)
+	must(t, tree.Apply(item))
+	buf := make([]byte, 4096)
+	n, err := unix.Read(fd, buf)
+	must(t, err)
+	var names []string
+	for at := 0; at < n; {
+		size := int(buf[at+12]) // of the name, padded; native order, small
+		names = append(names, strings.TrimRight(string(buf[at+16:at+16+size]), "\x00"))
+		at += 16 + size
+	}
+	for _, name := range names {
+		if name != sentry.MarkTree && name != ".envrc" {
+			t.Errorf("%q was made beside the target", name)
+		}
+	}
+	if !slices.Contains(names, sentry.MarkTree) {
+		t.Errorf("names %q", names)
+	}
+}

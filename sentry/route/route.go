@@ -128,6 +128,10 @@ const (
 	LinkTo
 )
 
+func (op Op) String() string {
+	return [...]string{"write", "setattr", "create", "mkdir", "symlink", "unlink", "rmdir", "rename-from", "rename-to", "link-from", "link-to"}[op]
+}
+
 // Check answers an operation with nil or the error the sandbox sees. Whether the name exists is the caller's business.
 func (k Kind) Check(op Op) error {
 	switch k {
