@@ -102,6 +102,11 @@ func resolverOf(p Plan) rules.Resolver {
 	for _, s := range p.Served {
 		r.Writable = append(r.Writable, s.Path)
 	}
+	for _, v := range p.Volumes {
+		if v.Writable {
+			r.Writable = append(r.Writable, v.Host)
+		}
+	}
 	for _, kv := range runner.Env(p.Escalation.Env, []string{"PATH"}) {
 		r.Path = rules.SearchPath(kv[len("PATH="):])
 	}
