@@ -250,7 +250,8 @@ func TestSR13RealTools(t *testing.T) {
 		{name: "secrets are not there", script: `test ! -e .env; test ! -e node_modules` + agentGrep},
 		{name: "atomic save of .env", script: `for i in 1 2 3; do printf 'A=%s\n' $i > .env.tmp; mv -f .env.tmp .env; done; test "$(cat .env)" = A=3`},
 		{name: "save with a backup", script: `cp -p .env .env~; printf 'A=4\n' > .env; mv -f .env .env.new; mv -f .env.new .env; rm -f .env~; test "$(cat .env)" = A=4`},
-		{name: "sed -i", script: `sed -i s/4/5/ .env; test "$(cat .env)" = A=5`},
+		{name: "sed -i does not copy when it cannot rename", script: `sed -i s/4/5/ .env`, says: "cross-device"},
+		{name: "what it leaves is shared", script: `rm -f ./sed*; echo A=5 > .env`},
 		{name: "log files", script: `echo 1 > a.log; echo 2 >> a.log; test "$(wc -l < a.log)" = 2; mkdir -p deep/er; echo x > deep/er/b.log`},
 		{name: "object files of a build", script: `mkdir -p target/obj; cp src/main.c target/obj/; for i in $(seq 50); do echo $i > target/obj/$i.o; done; mv target/obj target/o2; test "$(ls target/o2 | wc -l)" = 51`},
 	}
@@ -274,7 +275,7 @@ func TestSR13RealTools(t *testing.T) {
 	}
 	b.steps(first, 4*time.Minute)
 	b.unchanged(before, b.guarded(b.ws, mine...))
-	again = append(again, step{name: "git clean -fdx", script: `git clean -qfdx -e package.json -e package-lock.json -e src; test ! -e .env; test ! -e .venv; test ! -e a.log; test ! -e node_modules` + agentGrep},
+	again = append(again, step{name: "git clean -fdx", script: `git clean -qfdx -e package.json -e package-lock.json -e src; ls -A; test ! -e .env; test ! -e .venv; test ! -e a.log; test ! -e node_modules` + agentGrep},
 		step{name: "rm -rf of all", script: `mkdir -p node_modules/a/b .venv/c; touch node_modules/a/b/c .env; rm -rf node_modules .venv .env; test -z "$(ls -d node_modules .venv .env 2>/dev/null)"`})
 	b.steps(again, 2*time.Minute) // the Domain has ended with its last session
 	b.unchanged(before, b.guarded(b.ws, mine...))
@@ -345,7 +346,7 @@ git switch -q topic; test "$(cat branch.txt)" = topic; git switch -q main; test 
 // TestSR4DenialsAreListed looks for what the sandbox was refused.
 func TestSR4DenialsAreListed(t *testing.T) {
 	b := gitRepo(t)
-	b.ok(b.shell("for i in $(seq 200); do ln -s /etc/passwd out; mv .git g; done 2>/dev/null; mkdir .GIT; true"))
+	b.ok(b.shell("for i in $(seq 20); do ln -s /etc/passwd out; mv .git g; done 2>/dev/null; mkdir .GIT; true"))
 	found, err := filepath.Glob(filepath.Join(b.storage(), "domains/*/ignored/0", sentry.DenialsFile))
 	if err != nil || len(found) != 1 {
 		t.Fatalf("no list of refusals: %v %v", found, err)

@@ -36,6 +36,7 @@ func BenchmarkWorkspace(b *testing.B) {
 	for i := range benchFiles {
 		write(b, fmt.Sprintf("%s/files/d%02d/f%03d", tpl, i/100, i%100), strings.Repeat("x", 900)+strconv.Itoa(i))
 	}
+	hostGit(b, tpl, "config", "gc.auto", "0")
 	hostGit(b, tpl, "add", "-A")
 	hostGit(b, tpl, "commit", "-qm", "files")
 	plain := func(flags ...string) boxOption {
