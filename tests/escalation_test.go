@@ -448,7 +448,7 @@ func TestSR9Certificates(t *testing.T) {
 	if r := other.wait(patience); r.status != 201 {
 		t.Errorf("another session's certificate: %v", r)
 	}
-	// Another Domain's keys: those of one that has ended, and forged ones.
+	// Another Domain's keys.
 	if err := os.CopyFS(filepath.Join(b.ws, "stolen"), os.DirFS(filepath.Join(c.ws, "stolen"))); err != nil {
 		t.Fatal(err)
 	}
