@@ -60,7 +60,7 @@ func approveCommand(in, out *os.File) *cobra.Command {
 		Use:   "approve ID [--digest DIGEST]",
 		Short: "Show a request on this terminal and ask; the beginning of its ID is enough",
 		Long: `Show a request on this terminal, all of it, and ask. Without a terminal, --digest must name what you have seen: the agent
-chooses the ID, and could use it again for another command. lazaret requests list --json has both.`,
+chooses the ID, and an edit on the session's own terminal changes what runs. lazaret requests list --json has both.`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			r, err := supervisor.FindRequest(args[0])
