@@ -82,7 +82,7 @@ func (b *box) inspect(ps []process) (out []view) {
 			if _, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", p.pid)); err == nil {
 				b.t.Errorf("%v shows its environment to its user", p)
 			}
-		case strings.HasPrefix(p.title, coordinator), strings.HasPrefix(p.title, uplink):
+		case strings.HasPrefix(p.title, coordinator), strings.HasPrefix(p.title, uplink), strings.HasPrefix(p.title, runner):
 			host = append(host, strconv.Itoa(p.pid)) // of the host's user namespace
 		default:
 			within = append(within, strconv.Itoa(p.pid))
@@ -179,7 +179,7 @@ func TestSR12NoNamespaceOfTheHost(t *testing.T) {
 	b := newBox(t)
 	_, release := b.hold()
 	for _, v := range b.inspect(helpers()) {
-		if strings.HasPrefix(v.title, coordinator) || strings.HasPrefix(v.title, uplink) {
+		if strings.HasPrefix(v.title, coordinator) || strings.HasPrefix(v.title, uplink) || strings.HasPrefix(v.title, runner) {
 			continue // the host side
 		}
 		for kind, have := range v.ns {

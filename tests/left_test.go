@@ -85,6 +85,7 @@ const (
 	coordinator = "lazaret [coordinator]"
 	domain      = "lazaret [domain]"
 	uplink      = "lazaret [uplink]"
+	runner      = "lazaret [runner]"
 	sandbox     = "runsc-sandbox"
 	gofer       = "runsc-gofer"
 )

@@ -115,6 +115,9 @@ func run(rounds int, bin, out string) error {
 	var b bytes.Buffer
 	table(&b, ms, rounds)
 	memory(&b, idle)
+	if err := escalation(&b, lz, rounds); err != nil {
+		fmt.Fprintf(&b, "\nEscalation was not measured: %v\n", err)
+	}
 	if out != "" {
 		if err := os.WriteFile(out, b.Bytes(), 0o644); err != nil {
 			return err
