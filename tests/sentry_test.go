@@ -275,7 +275,7 @@ func TestSR13RealTools(t *testing.T) {
 	}
 	b.steps(first, 4*time.Minute)
 	b.unchanged(before, b.guarded(b.ws, mine...))
-	again = append(again, step{name: "git clean -fdx", script: `git clean -qfdx -e package.json -e package-lock.json -e src; ls -A; test ! -e .env; test ! -e .venv; test ! -e a.log; test ! -e node_modules` + agentGrep},
+	again = append(again, step{name: "git clean -fdx", script: `git clean -qfdx -e /package.json -e /package-lock.json -e /src; ls -A; test ! -e .env; test ! -e .venv; test ! -e a.log; test ! -e node_modules` + agentGrep},
 		step{name: "rm -rf of all", script: `mkdir -p node_modules/a/b .venv/c; touch node_modules/a/b/c .env; rm -rf node_modules .venv .env; test -z "$(ls -d node_modules .venv .env 2>/dev/null)"`})
 	b.steps(again, 2*time.Minute) // the Domain has ended with its last session
 	b.unchanged(before, b.guarded(b.ws, mine...))

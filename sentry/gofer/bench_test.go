@@ -25,7 +25,16 @@ var jobs = []job{
 	{"read 256 MiB", `cat big >/dev/null`, `cat big >/dev/null`},
 }
 
-const benchFiles = 5000
+// benchFiles is how many files the work tree has; LAZARET_BENCH_FILES changes it.
+func benchFiles(b *testing.B) int {
+	s := os.Getenv("LAZARET_BENCH_FILES")
+	if s == "" {
+		return 5000
+	}
+	n, err := strconv.Atoi(s)
+	must(b, err)
+	return n
+}
 
 // BenchmarkWorkspace compares this server with the host, with gVisor's own gofer and with a plain bind mount of it, in one
 // run: the ratios mean something on a busy machine, the times do not.
@@ -33,7 +42,7 @@ func BenchmarkWorkspace(b *testing.B) {
 	dir := shortTemp(b)
 	tpl := dir + "/tpl"
 	project(b, tpl)
-	for i := range benchFiles {
+	for i := range benchFiles(b) {
 		write(b, fmt.Sprintf("%s/files/d%02d/f%03d", tpl, i/100, i%100), strings.Repeat("x", 900)+strconv.Itoa(i))
 	}
 	hostGit(b, tpl, "config", "gc.auto", "0")
