@@ -11,7 +11,7 @@ func (w *Workspace) SanitiseConfig(host []byte) ([]byte, error) {
 	}
 	return gitconfig.Sanitise(f, gitconfig.SanitiseOptions{
 		Allow:        w.AllowConfigKeys,
-		Visible:      func(path string) bool { return w.Host == w.Mount && Within(path, w.Host) },
+		Visible:      func(path string) bool { return Within(path, w.Mount) },
 		ExcludesFile: w.ExcludesInside,
 	}).File.Bytes(), nil
 }

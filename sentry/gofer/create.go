@@ -187,8 +187,9 @@ func (t *tree) leaves(rel, target string) bool {
 		return true
 	}
 	if path.IsAbs(target) {
-		below, ok := strings.CutPrefix(path.Clean(target), t.ws.Host+"/")
-		if !ok || t.ws.Host != t.ws.Mount || strings.Contains(target, "/../") || strings.HasSuffix(target, "/..") {
+		// The workspace has the same path inside and on the host; Host may be where it is staged.
+		below, ok := strings.CutPrefix(path.Clean(target), t.ws.Mount+"/")
+		if !ok || strings.Contains(target, "/../") || strings.HasSuffix(target, "/..") {
 			return true
 		}
 		rel, target = "", below
