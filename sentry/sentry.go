@@ -45,8 +45,8 @@ type Plan struct {
 
 // Workspace is one served tree.
 type Workspace struct {
-	Mount   string // where it appears in the sandbox; absolute and clean
-	Host    string // canonical path of H on the host
+	Mount   string // where it appears in the sandbox, which is its path on the host; absolute and clean
+	Host    string // where runsc binds H from: that path, or where the supervisor has staged it
 	Private string // directory of the private twin, 0700, owned by the developer; created by the supervisor
 
 	AgentUID, AgentGID uint32 // reported as owner of what the developer owns

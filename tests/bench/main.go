@@ -38,8 +38,6 @@ func main() {
 type measurement struct {
 	name    string
 	once    func() (time.Duration, error)
-	against string // name of the measurement that it is a ratio of
-	aim     float64
 	times   []time.Duration
 	problem error // why there are no times
 }
