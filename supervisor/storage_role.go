@@ -90,6 +90,10 @@ func (s *storage) run(ctx context.Context) (any, error) {
 	if err := unix.Mount("proc", "/proc", "proc", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, ""); err != nil {
 		return nil, fmt.Errorf("mount proc: %w", err)
 	}
+	// Podman keeps its locks there under the developer's uid; ours would be a subordinate id's, and lock out their own Podman.
+	if err := unix.Mount("lazaret", "/dev/shm", "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, "mode=1777,size=16m"); err != nil && !errors.Is(err, unix.ENOENT) {
+		return nil, fmt.Errorf("mount a private /dev/shm: %w", err)
+	}
 	switch s.req.Op {
 	case "image pull", "image ls", "image rm":
 		return s.onImages(ctx)

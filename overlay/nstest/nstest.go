@@ -40,6 +40,9 @@ func Main() {
 	if err := unix.Mount("proc", "/proc", "proc", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, ""); err != nil {
 		fatal("mount proc", err)
 	}
+	if err := unix.Mount("nstest", "/dev/shm", "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, "mode=1777,size=16m"); err != nil {
+		fatal("mount a private /dev/shm", err) // Podman's locks
+	}
 }
 
 // outside is the parent: it makes the namespaces, writes the id maps and waits.
