@@ -22,6 +22,7 @@ func Main() int {
 	// The command's Pdeathsig follows this thread, so it has to last as long as the process.
 	runtime.LockOSThread()
 	os.Clearenv()
+	defaultSignals()
 	if err := isolate(); err != nil {
 		return 2
 	}
