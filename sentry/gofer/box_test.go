@@ -8,6 +8,7 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"os/user"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -163,6 +164,24 @@ func (b *box) spec(root string) *specs.Spec {
 	return s
 }
 
+// firstSubID returns the first of the ids that subuid(5) or subgid(5) grants us.
+func firstSubID(file string) (int, error) {
+	me, err := user.Current()
+	if err != nil {
+		return 0, err
+	}
+	grants, err := os.ReadFile(file)
+	if err != nil {
+		return 0, err
+	}
+	for line := range strings.Lines(string(grants)) {
+		if f := strings.Split(line, ":"); len(f) == 3 && (f[0] == me.Username || f[0] == me.Uid) {
+			return strconv.Atoi(f[1])
+		}
+	}
+	return 0, fmt.Errorf("%s is not in it", me.Username)
+}
+
 func (b *box) start(o order) {
 	t := b.t
 	j, err := json.Marshal(o)
@@ -190,12 +209,13 @@ func (b *box) start(o order) {
 	ready.Close()
 	needs(t, "user namespaces", err)
 	b.cmd = cmd
-	me, sub := os.Getuid(), 100000
 	for _, tool := range []string{"newuidmap", "newgidmap"} {
-		id := me
+		id, file := os.Getuid(), "/etc/subuid"
 		if tool == "newgidmap" {
-			id = os.Getgid()
+			id, file = os.Getgid(), "/etc/subgid"
 		}
+		sub, err := firstSubID(file)
+		needs(t, file, err)
 		m, err := exec.Command(tool, strconv.Itoa(cmd.Process.Pid), "0", strconv.Itoa(sub), "1000", "1000", strconv.Itoa(id), "1",
 			"1001", strconv.Itoa(sub+1000), "64535").CombinedOutput()
 		if err != nil {
