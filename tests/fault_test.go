@@ -155,7 +155,7 @@ func (b *box) with(scripts map[string]string) {
 	if err := os.Mkdir(dir, 0o755); err != nil {
 		b.t.Fatal(err)
 	}
-	for _, name := range []string{"lazaret", "lazaret-runsc", "lazaret-init"} {
+	for _, name := range []string{"lazaret", "lazaret-runsc", "lazaret-init", "lazaret-escalate"} {
 		path := filepath.Join(dir, name)
 		if text, ok := scripts[name]; ok {
 			if err := os.WriteFile(path, []byte(text), 0o755); err != nil {

@@ -271,7 +271,7 @@ func TestProfileErrors(t *testing.T) {
 		"linger = \"1s\"\nimgae = \"host\"\n":    {"default.toml:2", `there is no key "imgae"`},
 		"\n\nlinger = \"sometimes\"\n":           {"default.toml:3", `"sometimes" is no duration`},
 		"tmp_size = [\n":                         {"default.toml:"},
-		"image = \"docker.io/x\"\n":              {"default.toml", "image ="},
+		"image = \"no such image\"\n":            {"default.toml", "image"},
 		"ephemeral_size = \"1k\"\n":              {"ephemeral_size", "at least"},
 		"pass_env = [\"*\"]\n":                   {"pass_env", "every secret of the host"},
 		"[env]\n\"A=B\" = \"1\"\n":               {"env:", `"A=B"`},
